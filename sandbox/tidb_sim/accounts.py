@@ -6,9 +6,9 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 
@@ -25,66 +25,43 @@ class AuthPlugin(StrEnum):
 
     NATIVE = NATIVE_PASSWORD
     SHA2 = "caching_sha2_password"
-    SM3 = "tidb_sm3_password"
     TOKEN = "tidb_auth_token"
-    LDAP_SIMPLE = "authentication_ldap_simple"
-    SOCKET = "auth_socket"
     CLEAR_PASSWORD = "mysql_clear_password"  # Sent by clients only.
     SESSION_TOKEN = "tidb_session_token"  # Sent by clients only; TiDB accepts it for any account.
 
 
-class TlsRequirement(IntEnum):
-    """The TLS that an account requires: none, REQUIRE SSL, or REQUIRE X509 and stricter clauses."""
-
-    NONE = 0
-    SSL = 1
-    CLIENT_CERTIFICATE = 2
-
-
 @dataclass(frozen=True)
 class Account:
-    """One account. `passwords` are hashes of mysql_native_password (`*` and 40 hex digits), or "" for none.
+    """One account. `password` is a hash of mysql_native_password (`*` and 40 hex digits), or "" for none.
 
     All plugins use this format here, since a client cannot see how TiDB stores a password.
     """
 
     host: str
-    passwords: tuple[str, ...]
-    locked: bool
+    password: str
     plugin: str = NATIVE_PASSWORD
-    tls_requirement: TlsRequirement = TlsRequirement.NONE
 
     @classmethod
     def from_row(cls, host: str, privileges: str) -> Account:
         """Build an account from `Host` and `Priv` (JSON) of MariaDB's table `mysql.global_priv`."""
         stored = json.loads(privileges)
-        # `auth_or` contains alternatives. An empty alternative means the plugin of the account itself.
-        methods = [_auth_method(alternative or stored) for alternative in stored.get("auth_or", [stored])]
-        plugin = NATIVE_PASSWORD if any(name == NATIVE_PASSWORD for name, _ in methods) else methods[0][0]
-        return cls(
-            host,
-            tuple(text for name, text in methods if name == plugin and name != AuthPlugin.SOCKET),
-            stored.get("account_locked", False),
-            plugin,
-            # `ssl_type` 3 requires a certain issuer, subject or cipher; it is treated like X509.
-            TlsRequirement(min(stored.get("ssl_type", 0), TlsRequirement.CLIENT_CERTIFICATE)),
-        )
+        plugin, text = stored.get("plugin", NATIVE_PASSWORD), stored.get("authentication_string", "")
+        if plugin == MARIADB_SUBSTITUTE_PLUGIN:
+            plugin, _, text = text.partition(":")
+        return cls(host, text, plugin)
 
     def verify_native_password(self, salt: bytes, scramble: bytes) -> bool:
-        """Return whether `scramble` is the correct response to `salt` for one of the passwords."""
-        if len(scramble) != 20:
-            return not scramble and "" in self.passwords
-        for stored in filter(_PASSWORD_HASH.fullmatch, self.passwords):
-            stage2 = bytes.fromhex(stored[1:])
-            mask = hashlib.sha1(salt + stage2).digest()
-            stage1 = bytes(left ^ right for left, right in zip(scramble, mask, strict=True))
-            if hashlib.sha1(stage1).digest() == stage2:
-                return True
-        return False
+        """Return whether `scramble` is the correct response to `salt` for the password."""
+        if len(scramble) != 20 or not _PASSWORD_HASH.fullmatch(self.password):
+            return not scramble and not self.password
+        stage2 = bytes.fromhex(self.password[1:])
+        mask = hashlib.sha1(salt + stage2).digest()
+        stage1 = bytes(left ^ right for left, right in zip(scramble, mask, strict=True))
+        return hashlib.sha1(stage1).digest() == stage2
 
     def verify_clear_password(self, password: bytes) -> bool:
-        """Return whether `password` is one of the passwords, which may be empty."""
-        return (hash_password(password) if password else "") in self.passwords
+        """Return whether `password` is the password, which may be empty."""
+        return (hash_password(password) if password else "") == self.password
 
 
 def hash_password(password: bytes) -> str:
@@ -93,33 +70,12 @@ def hash_password(password: bytes) -> str:
 
 
 def find_account(accounts: Iterable[Account], peer_ip: str) -> Account | None:
-    """Return the account for a peer's IP address: the one with the most specific host, as in MySQL."""
+    """Return the account for a peer's IP address: rather one for this host than one for all (`%`)."""
     matching = [account for account in accounts if _host_matches(account.host, peer_ip)]
-    return min(matching, key=lambda account: _host_specificity_key(account.host), default=None)
-
-
-def _auth_method(stored: Mapping[str, str]) -> tuple[str, str]:
-    """Return TiDB's name of the plugin, and the stored hash."""
-    plugin, text = stored.get("plugin", NATIVE_PASSWORD), stored.get("authentication_string", "")
-    if plugin == MARIADB_SUBSTITUTE_PLUGIN:
-        tidb_plugin, colon, text = text.partition(":")
-        return (tidb_plugin, text) if colon else (AuthPlugin.SOCKET, "")
-    return plugin, text
+    return min(matching, key=lambda account: account.host == "%", default=None)
 
 
 def _host_matches(host: str, peer: str) -> bool:
     if host == "localhost":
         return not peer or ipaddress.ip_address(peer).is_loopback
-    if "/" in host:
-        try:
-            return ipaddress.ip_address(peer) in ipaddress.ip_network(host)
-        except ValueError:
-            return False
-    pattern = "".join({"%": ".*", "_": "."}.get(char, re.escape(char)) for char in host)
-    return re.fullmatch(pattern or ".*", peer, re.IGNORECASE) is not None
-
-
-def _host_specificity_key(host: str) -> tuple[bool, int]:
-    """Return a sort key: exact hosts first, then patterns, those with the longest literal prefix first."""
-    prefix = re.split("[%_/]", host, maxsplit=1)[0]
-    return ("%" in host or "_" in host or "/" in host or not host, -len(prefix))
+    return host in ("%", peer)

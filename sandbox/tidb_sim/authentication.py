@@ -6,10 +6,9 @@ Like TiDB, this module lacks the fast path and the RSA key of caching_sha2_passw
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Sequence
 
-from sandbox.tidb_sim.accounts import Account, AuthPlugin, TlsRequirement, find_account
+from sandbox.tidb_sim.accounts import Account, AuthPlugin, find_account
 from sandbox.tidb_sim.greeting import OLD_PROTOCOL, ClientLogin, LoginRefused
 from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.packets import Capability
@@ -23,8 +22,9 @@ _REQUEST_CLEAR_PASSWORD = b"\x01\x04"
 class Authenticator:
     """Authenticates the users of one connection, which share the salt and the last requested plugin."""
 
-    def __init__(self, stream: PacketStream, salt: bytes, plugin: str, migration: MigrationRules) -> None:
-        self._stream, self._salt, self._plugin, self._migration = stream, salt, plugin, migration
+    def __init__(self, stream: PacketStream, salt: bytes, migration: MigrationRules) -> None:
+        self._stream, self._salt, self._migration = stream, salt, migration
+        self._plugin: str = AuthPlugin.NATIVE  # The greeting names this plugin.
 
     async def authenticate(self, login: ClientLogin, accounts: Sequence[Account], peer_ip: str) -> Account:
         """Return the account of a client at `peer_ip`. Raises LoginRefused, and what the stream raises."""
@@ -32,7 +32,7 @@ class Authenticator:
             return self._login_by_token(login, accounts, peer_ip)
         account = self._find_account(login, accounts, peer_ip)
         plugin, credential = await self._request_credential(login, account)
-        if plugin in (AuthPlugin.SHA2, AuthPlugin.SM3) and credential:
+        if plugin == AuthPlugin.SHA2 and credential:
             # As in TiDB, the scrambled password is ignored, and the clear password is requested.
             self._stream.send(_REQUEST_CLEAR_PASSWORD)
             credential = (await self._stream.read()).strip(b"\0")
@@ -41,8 +41,8 @@ class Authenticator:
     async def change_user(self, login: ClientLogin, accounts: Sequence[Account], peer_ip: str) -> Account:
         """Authenticate a COM_CHANGE_USER. Returns and raises the same as `authenticate`.
 
-        TiDB does not request the password in clear text here. So accounts of caching_sha2_password or
-        tidb_sm3_password cannot log in this way, unless their password is empty.
+        TiDB does not request the password in clear text here. So accounts of caching_sha2_password
+        cannot log in this way, unless their password is empty.
         """
         account = self._find_account(login, accounts, peer_ip)
         credential = login.auth_response
@@ -50,17 +50,9 @@ class Authenticator:
             _, credential = await self._request_credential(login, account)
         return self._verify(login, account, peer_ip, credential)
 
-    def _satisfies(self, requirement: TlsRequirement) -> bool:
-        """Return whether the connection's TLS permits an account with this requirement."""
-        tls = self._stream.transport.get_extra_info("ssl_object")
-        if not isinstance(tls, ssl.SSLObject):
-            return requirement is TlsRequirement.NONE
-        # TLS has already verified a client certificate, if the client sent one.
-        return requirement is not TlsRequirement.CLIENT_CERTIFICATE or bool(tls.getpeercert())
-
     def _find_account(self, login: ClientLogin, accounts: Sequence[Account], peer: str) -> Account:
         account = find_account(accounts, peer)
-        if account is None or account.plugin == AuthPlugin.SOCKET or login.plugin == AuthPlugin.SESSION_TOKEN:
+        if account is None or login.plugin == AuthPlugin.SESSION_TOKEN:
             raise _access_denied(login, peer, login.auth_response)
         return account
 
@@ -69,14 +61,14 @@ class Authenticator:
         account = find_account(accounts, peer)
         denied = _access_denied(login, peer, login.auth_response)
         signer = self._migration.signer
-        if account is None or signer is None or not self._satisfies(account.tls_requirement):
+        if account is None or signer is None:
             raise denied
         try:
             verify_token(signer, login.auth_response, login.user, self._migration.now_nanoseconds())
         except TokenRejected as rejection:
             denied.violation = f"a login by token: {rejection}"  # No correct proxy causes this.
             raise denied from rejection
-        return _check_unlocked(account, login)
+        return account
 
     async def _request_credential(self, login: ClientLogin, account: Account) -> tuple[str, bytes]:
         """Return the plugin to use and the client's credential for it. Request the credential if needed."""
@@ -87,10 +79,7 @@ class Authenticator:
                 raise LoginRefused(1251, OLD_PROTOCOL, "08004")
             return account.plugin, login.auth_response
         requested_plugin = AuthPlugin.CLEAR_PASSWORD if account.plugin == AuthPlugin.TOKEN else account.plugin
-        sent_plugin = (
-            AuthPlugin.CLEAR_PASSWORD if requested_plugin == AuthPlugin.LDAP_SIMPLE else requested_plugin
-        )
-        self._stream.send(b"\xfe" + sent_plugin.encode() + b"\0" + self._salt + b"\0")
+        self._stream.send(b"\xfe" + requested_plugin.encode() + b"\0" + self._salt + b"\0")
         reply = await self._stream.read()
         self._plugin = requested_plugin
         # As in TiDB, an empty reply does not replace the first credential.
@@ -102,16 +91,9 @@ class Authenticator:
             if account.plugin == AuthPlugin.NATIVE
             else account.verify_clear_password(credential.rstrip(b"\0"))
         )
-        if not accepts or not self._satisfies(account.tls_requirement):
+        if not accepts:
             raise _access_denied(login, peer, credential)
-        return _check_unlocked(account, login)
-
-
-def _check_unlocked(account: Account, login: ClientLogin) -> Account:
-    if account.locked:
-        where = f"'{login.user}'@'{account.host}'"
-        raise LoginRefused(3118, f"Access denied for user {where}. Account is locked.", "HY000")
-    return account
+        return account
 
 
 def _access_denied(login: ClientLogin, peer: str, credential: bytes) -> LoginRefused:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandbox.tidb_sim.node import GIT_HASH, SimNode
+from sandbox.tidb_sim.node import SimNode
 
 MAX_STATEMENT_BYTES = 64  # Longer statements are never answered here.
-
-SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,6 @@ def _evaluate(expression: str, node: SimNode, client: SqlClientInfo) -> str | in
             return client.identity
         case "current_user()" | "current_user":
             return client.account
-        case "@@tidb_sim_peer":
-            return client.peer
-        case "tidb_version()":
-            return f"Release Version: {node.release}\nEdition: Community\nGit Commit Hash: {GIT_HASH}"
         case _:
             return None
 

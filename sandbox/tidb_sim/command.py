@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import json
 import os
 import signal
-import socket
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from controlplane.address import split
-from controlplane.config.own_tls import ClientTls
 from controlplane.errors import TidevoyError
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
-from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
@@ -46,26 +42,14 @@ _OPTIONS: tuple[tuple[str, Callable[[str], object], str, object, str], ...] = (
     ("--host", str, "host", "0.0.0.0", "address to listen on; default 0.0.0.0"),
     ("--status", _port, "status.status-port", 10080, "status port"),
     ("--status-host", str, "status.status-host", "0.0.0.0", "address of the status port"),
-    ("--advertise-address", str, "advertise-address", "", "address to register"),
-    ("--store", str, "store", "tikv", "tikv, or unistore: does not register"),
+    ("--advertise-address", str, "advertise-address", "127.0.0.1", "address to register"),
     ("--path", str, "path", "", "PD addresses, separated by commas"),
-    ("--proxy-protocol-networks", str, "proxy-protocol.networks", "", "who sends PROXY headers: *, or CIDRs"),
     ("--tls-cert", str, "security.ssl-cert", "", "PEM, for TLS to clients"),
     ("--tls-key", str, "security.ssl-key", "", "PEM"),
-    ("--tls-client-ca", str, "security.ssl-ca", "", "PEM, to verify clients"),
     ("--session-token-signing-cert", str, "security.session-token-signing-cert", "", "PEM"),
     ("--session-token-signing-key", str, "security.session-token-signing-key", "", "PEM"),
     ("--graceful-wait", float, "graceful-wait-before-shutdown", 0.0, "seconds"),
     ("--max-connections", int, "instance.max_connections", 0, "0: no limit"),
-)
-_IGNORED_FLAGS = (
-    "-L",
-    "--log-level",
-    "--log-file",
-    "--log-slow-query",
-    "--lease",
-    "--socket",
-    "--report-status",
 )
 
 
@@ -88,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 async def _run(settings: SimSettings) -> int:
-    sim = TidbSim(settings, kill_process=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    sim = TidbSim(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, sim.request_stop)
@@ -111,14 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     for flag, parse, key, _, text in _OPTIONS:
         parser.add_argument(flag, type=parse, dest=key, default=argparse.SUPPRESS, help=f"{text} [{key}]")
-    for flag in _IGNORED_FLAGS:
-        parser.add_argument(flag, help="accepted and ignored")
+    parser.add_argument("--store", help="accepted and ignored")
     parser.add_argument("--config", help="TOML file with keys as above, in brackets; others are ignored")
     parser.add_argument("--mariadb", help=f"host:port or socket path; default: ${MARIADB_VARIABLE}")
-    parser.add_argument(
-        "--version", help=f"TiDB release to report; default {DEFAULT_RELEASE} (file: server-version)"
-    )
-    parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="[labels]")
+    parser.add_argument("--version", help=f"TiDB release to report; default {DEFAULT_RELEASE}")
+    parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="label to register")
     return parser
 
 
@@ -131,28 +112,20 @@ def _settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> SimSettin
         raise ValueError(f"MariaDB's address is missing; give --mariadb or set {MARIADB_VARIABLE}")
     if "/" not in mariadb:
         split(mariadb)  # Raises ValueError if it is no address.
-    # An empty string counts as unset, as in TiDB's example file.
-    cluster = {
-        name: path for name in ("ca", "cert", "key") if (path := values.get(f"security.cluster-ssl-{name}"))
-    }
     return SimSettings(
         rules=SessionRules(
             mariadb,
             max_connections=values["instance.max_connections"],
-            proxy_protocol=_proxy_protocol(values),
             tls=_sql_tls(values),
-            require_secure_transport=values.get("security.require-secure-transport", False),
         ),
         host=values["host"],
         port=values["port"],
         status_host=values["status.status-host"],
         status_port=values["status.status-port"],
-        advertise_address=values["advertise-address"] or _guess_own_address(values["host"]),
-        pd=_pd_urls(values["store"], values["path"], "https" if cluster else "http"),
-        cluster_tls=ClientTls.model_validate(cluster) if cluster else None,
+        advertise_address=values["advertise-address"],
+        pd=tuple(f"http://{address}" for address in values["path"].split(",") if address),
         release=flags["version"] or DEFAULT_RELEASE,
-        server_version=values.get("server-version", ""),
-        labels={**file.get("labels", {}), **dict(_label(text) for text in flags["label"])},
+        labels=dict(_label(text) for text in flags["label"]),
         signing_cert=values["security.session-token-signing-cert"],
         signing_key=values["security.session-token-signing-key"],
         graceful_wait=values["graceful-wait-before-shutdown"],
@@ -168,27 +141,12 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _sql_tls(values: Mapping[str, Any]) -> SqlTlsFiles | None:
-    cert, key, ca = (values[f"security.ssl-{name}"] for name in ("cert", "key", "ca"))
+    cert, key = values["security.ssl-cert"], values["security.ssl-key"]
     if not cert and not key:
         return None
     if not cert or not key:
         raise ValueError("TLS needs a certificate and its key; give both --tls-cert and --tls-key")
-    return SqlTlsFiles(Path(cert), Path(key), Path(ca) if ca else None)
-
-
-def _proxy_protocol(values: Mapping[str, Any]) -> ProxyProtocol:
-    networks = tuple(part.strip() for part in values["proxy-protocol.networks"].split(",") if part.strip())
-    for network in networks:
-        if network != "*":
-            ipaddress.ip_network(network, strict=False)
-    return ProxyProtocol(networks, values.get("proxy-protocol.fallbackable", True))
-
-
-def _pd_urls(store: str, path: str, scheme: str) -> tuple[str, ...]:
-    if store != "tikv":
-        return ()
-    addresses = path.partition("?")[0].split(",")
-    return tuple(f"{scheme}://{address.strip()}" for address in addresses if address.strip())
+    return SqlTlsFiles(Path(cert), Path(key))
 
 
 def _label(text: str) -> tuple[str, str]:
@@ -196,15 +154,3 @@ def _label(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise ValueError(f"the label {text!r} is not KEY=VALUE")
     return key, value
-
-
-def _guess_own_address(host: str) -> str:
-    """Return the address to register if none is configured. TiDB guesses it in the same way."""
-    if host not in ("0.0.0.0", "::", ""):
-        return host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # Sends nothing; only looks up the route.
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])

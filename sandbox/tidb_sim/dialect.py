@@ -38,11 +38,8 @@ _USER_FUNCTION = re.compile(
     | (?<![\w.@]) (current_user (?!\w) (?:\s*\(\s*\))? | (?:user|session_user|system_user) \s*\(\s*\))"""
 )
 _COLLATION = re.compile(rb"(?i)\butf8mb4_0900_(ai_ci|bin)\b")
-_KILL = re.compile(rb"(?is)\s*kill\s+(?:tidb\s+)?(?:(query|connection)\s+)?(\d+)\s*;?\s*")
+_KILL = re.compile(rb"(?is)\s*kill\s+(?:(query|connection)\s+)?(\d+)\s*;?\s*")
 _COLLATIONS = {b"ai_ci": b"utf8mb4_general_ci", b"bin": b"utf8mb4_bin"}
-_SUBSTITUTED_PLUGINS = {
-    plugin.value for plugin in (AuthPlugin.SHA2, AuthPlugin.SM3, AuthPlugin.TOKEN, AuthPlugin.LDAP_SIMPLE)
-}
 
 # Statements that start a transaction: `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3.
 _STARTS_TRANSACTION = re.compile(rb"(?i)(?:begin|start)\b")
@@ -106,29 +103,20 @@ def translate_kill(text: bytes) -> str | None:
     """Return the statement for MariaDB, or None if `text` is no KILL.
 
     The caller must ignore the status flags in MariaDB's response. In TiDB, KILL of an unknown session
-    succeeds. KILL QUERY also ends an idle session, because it interrupts the read of the next command
-    (pingcap/tidb pkg/server/server.go, `killQuery`).
+    succeeds (pingcap/tidb pkg/server/server.go, `Kill`).
     """
     match = _KILL.fullmatch(text)
     if match is None:
         return None
-    number = match[2].decode()
-    statement = f"kill {number}"
-    if (match[1] or b"").lower() == b"query":
-        idle = f"(select command from information_schema.processlist where id = {number}) = 'Sleep'"
-        statement = f"if {idle} then {statement}; else kill query {number}; end if"
+    statement = f"kill {(match[1] or b'').decode()} {match[2].decode()}"
     return f"begin not atomic declare continue handler for 1094 begin end; {statement}; end"
 
 
 def _translate_auth_clause(match: re.Match[bytes]) -> bytes:
     plugin, password = match[1].decode().lower(), (match[2] or b"").replace(b"''", b"'")
-    if plugin == AuthPlugin.SOCKET:
-        return f"identified via {MARIADB_SUBSTITUTE_PLUGIN}".encode()
-    if plugin in _SUBSTITUTED_PLUGINS:
+    if plugin in (AuthPlugin.SHA2, AuthPlugin.TOKEN):
         hashed = hash_password(password) if password else ""
         return f"identified via {MARIADB_SUBSTITUTE_PLUGIN} using '{plugin}:{hashed}'".encode()
-    if plugin == AuthPlugin.NATIVE and match[2] is not None:
-        return f"identified via {plugin} using '{hash_password(password) if password else ''}'".encode()
     return match[0]
 
 

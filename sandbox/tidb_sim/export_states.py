@@ -7,7 +7,7 @@ so they are read in hexadecimal. Each SELECT has a LIMIT, because otherwise `sql
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -121,13 +121,7 @@ async def utf8_charsets(
 
 
 async def restore_client_session(backend: BackendConnection, statement: str) -> None:
-    """Execute a statement that restores the client's settings. Retry once, since KILL QUERY may interrupt it.
-
-    Raises ConnectionClosed.
-    """
-    with suppress(BackendError):
-        await backend.execute(statement)
-        return
+    """Execute a statement that restores the client's settings. Raises ConnectionClosed."""
     try:
         await backend.execute(statement)
     except BackendError as error:

@@ -50,17 +50,12 @@ def new_salt() -> bytes:
 
 
 def build_greeting(
-    version: str,
-    connection_id: int,
-    salt: bytes,
-    *,
-    offered: Capability = OFFERED_CAPABILITIES,
-    plugin: str = NATIVE_PASSWORD,
+    version: str, connection_id: int, salt: bytes, *, offered: Capability = OFFERED_CAPABILITIES
 ) -> bytes:
     """Return the payload of the first packet to a client (protocol 10; pingcap/tidb pkg/server/conn.go)."""
     head = struct.pack("<I8sx", connection_id & 0xFFFFFFFF, salt[:8])
     tail = struct.pack("<HBHHB10x", offered & 0xFFFF, COLLATION_UTF8MB4_BIN, AUTOCOMMIT, offered >> 16, 21)
-    return b"\x0a%b\0%b%b%b\0%b\0" % (version.encode(), head, tail, salt[8:], plugin.encode())
+    return b"\x0a%b\0%b%b%b\0%b\0" % (version.encode(), head, tail, salt[8:], NATIVE_PASSWORD.encode())
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sandbox.tidb_sim.simulated_metrics import SimulatedMetrics
@@ -26,9 +26,6 @@ class SimNode:
     release: str
     server_version: str
     labels: Mapping[str, str]
-    shut_down: Callable[[], None]  # Called by the statement SHUTDOWN.
-    crash: Callable[[], None]  # Exit at once, as with SIGKILL: no deregistration, no notifications.
-    host: str = ""
     sql_port: int = 0
     status_port: int = 0
     is_serving: bool = False

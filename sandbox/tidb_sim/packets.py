@@ -57,8 +57,6 @@ class MySqlCommand(IntEnum):
     INIT_DB = 0x02
     QUERY = 0x03
     FIELD_LIST = 0x04
-    REFRESH = 0x07
-    SHUTDOWN = 0x08
     STATISTICS = 0x09
     PING = 0x0E
     CHANGE_USER = 0x11

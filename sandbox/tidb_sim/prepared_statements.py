@@ -16,7 +16,6 @@ from sandbox.tidb_sim.packets import CURSOR_EXISTS, LAST_ROW_SENT, MySqlCommand,
 _LONG_DATA_HEAD_BYTES = 7  # Command, statement id and parameter number of STMT_SEND_LONG_DATA, in bytes.
 _EXECUTE_HEAD_BYTES = 10  # Command, statement id, flags and iterations of STMT_EXECUTE, in bytes.
 _MAX_FETCH_ROWS = 1024  # FETCH returns this many rows at most.
-_UNSUPPORTED_CURSOR_FLAGS = ((2, "CursorTypeForUpdate"), (4, "CursorTypeScrollable"))
 _REQUESTS: dict[int, tuple[str, int, float]] = {
     MySqlCommand.STMT_SEND_LONG_DATA: ("stmt_send_longdata", _LONG_DATA_HEAD_BYTES, math.inf),
     MySqlCommand.STMT_EXECUTE: ("stmt_execute", _EXECUTE_HEAD_BYTES, math.inf),
@@ -137,9 +136,6 @@ class PreparedStatements:
                 "<I", min(int.from_bytes(payload[5:], "little"), _MAX_FETCH_ROWS)
             )
         else:
-            for bit, flag in _UNSUPPORTED_CURSOR_FLAGS:
-                if payload[5] & bit:
-                    return payload, err(1105, f"unsupported flag: {flag}", "HY000")
             if statement.parameter_count:
                 payload = _ensure_types(payload, statement)
             self._running = (command, statement)

@@ -22,7 +22,6 @@ from sandbox.tidb_sim.packets import (
     MySqlCommand,
     err,
     frames,
-    ok,
     parse_payload,
 )
 from sandbox.tidb_sim.request_handler import BackendExchange, RequestHandler, SpecialCommand
@@ -271,9 +270,6 @@ class Relay(asyncio.Protocol):
                 self.close()
             case SpecialCommand.CHANGE_USER:
                 self._hand_over_change_user(payload)
-            case SpecialCommand.SHUT_DOWN:
-                self._send_payloads([ok(status)])
-                self._node.shut_down()
             case list(response):
                 self._send_payloads(response)
             case exchange:

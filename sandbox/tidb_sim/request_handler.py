@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 from sandbox.tidb_sim.builtin_queries import (
     MAX_STATEMENT_BYTES,
-    SHUTDOWN,
     SqlClientInfo,
     answer_builtin,
     normalize_statement,
@@ -34,7 +33,6 @@ class SpecialCommand(Enum):
 
     QUIT = auto()
     CHANGE_USER = auto()
-    SHUT_DOWN = auto()
 
 
 BackendExchange: TypeAlias = Callable[[int], Awaitable[ClientResponse]]
@@ -77,8 +75,6 @@ class RequestHandler:
             return SpecialCommand.QUIT
         if command == MySqlCommand.CHANGE_USER:
             return SpecialCommand.CHANGE_USER
-        if command == MySqlCommand.SHUTDOWN:
-            return SpecialCommand.SHUT_DOWN
         if command not in _SUPPORTED_COMMANDS:
             return [err(1105, f"ERROR 1105 (HY000): command {command} not supported now", "HY000")]
         if command == MySqlCommand.RESET_CONNECTION:
@@ -155,8 +151,6 @@ class RequestHandler:
         statement = normalize_statement(text)
         if not statement:
             return [ok(status)]
-        if statement == SHUTDOWN:
-            return SpecialCommand.SHUT_DOWN
         if statement.startswith("show") and statement.split() == _SHOW_STATES:
             return self._migration.show_states
         last_statement = self._migration.tracker.last_statement

@@ -9,7 +9,7 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,29 +29,20 @@ from sandbox.tidb_sim.stream import PacketStream
 
 _REGISTER_TIMEOUT_SECONDS = 2.0  # After that, the server serves although it is not registered yet.
 _KILL_TIMEOUT_SECONDS = 1.0
-_FORCED_KILL_SECONDS = 10.0
-"""If the statement SHUTDOWN stops TiDB, it kills itself with SIGKILL this long after the graceful wait
-(pkg/executor/simple.go)."""
 _STORAGE_RETRY_SECONDS = 0.2
 _BACKLOG = 1024
 
 
 class TidbSim:
-    """One simulated server. Use `async with`, or `start` and `stop`; `crash` stops it as SIGKILL would.
+    """One simulated server. Use `async with`, or `start` and `stop`; `crash` stops it as SIGKILL would."""
 
-    `kill_process`: kills the process when the server crashes; if None (in tests), only this object stops.
-    """
-
-    def __init__(self, settings: SimSettings, *, kill_process: Callable[[], None] | None = None) -> None:
+    def __init__(self, settings: SimSettings) -> None:
         self.settings = settings
-        self._kill_process = kill_process
         self.node = SimNode(
             name="",
             release=settings.release,
             server_version=settings.version,
             labels=settings.labels,
-            shut_down=self._shut_down_by_statement,
-            crash=self.crash,
         )
         self._sessions: dict[SimSession, asyncio.Task[None]] = {}
         self._status = StatusServer(self.node, settings)
@@ -61,7 +52,6 @@ class TidbSim:
         self._ready = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._run_task: asyncio.Task[None] | None = None
-        self._forced_kill: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -73,17 +63,17 @@ class TidbSim:
     @property
     def sql_address(self) -> str:
         """`host:port` for SQL connections."""
-        return join(_connectable_host(self.settings.host), self.node.sql_port)
+        return join(self.settings.host, self.node.sql_port)
 
     @property
     def status_address(self) -> str:
         """`host:port` of the status port."""
-        return join(_connectable_host(self.settings.status_host), self.node.status_port)
+        return join(self.settings.status_host, self.node.status_port)
 
     async def start(self) -> None:
         """Start the server and wait until it serves SQL.
 
-        Raises OSError if a port is taken, ConfigError for a bad TLS file.
+        Raises OSError if a port is taken or for a bad TLS file, ConfigError for a bad signing certificate.
         """
         self._run_task = asyncio.create_task(self._run())
         ready = asyncio.create_task(self._ready.wait())
@@ -114,8 +104,6 @@ class TidbSim:
 
     def crash(self) -> None:
         """Stop at once. The registration remains until its lease expires."""
-        if self._kill_process is not None:
-            self._kill_process()
         self._stop_listening()
         for session in self._sessions:
             session.abort()
@@ -128,7 +116,7 @@ class TidbSim:
             signer = load_signer(Path(settings.signing_cert), Path(settings.signing_key))
             self._rules = replace(rules, migration=replace(rules.migration, signer=signer))
         if rules.tls is not None:
-            self._tls = rules.tls.create_context(require_client_certificate=rules.require_secure_transport)
+            self._tls = rules.tls.create_context()
         with (
             _bind_socket(settings.host, settings.port) as sql,
             _bind_socket(settings.status_host, settings.status_port) as http,
@@ -141,8 +129,6 @@ class TidbSim:
                 await self._register_and_serve(sql)
             finally:
                 self._stop_listening()
-                if self._forced_kill is not None:
-                    self._forced_kill.cancel()
 
     async def _prepare_storage(self) -> None:
         """Wait for MariaDB, as TiDB waits for its storage. Meanwhile, `/status` returns 500."""
@@ -161,7 +147,7 @@ class TidbSim:
         if not self.settings.pd:
             await self._serve(sql)
             return
-        async with EtcdClient(self.settings.pd, tls=self.settings.cluster_tls) as client:
+        async with EtcdClient(self.settings.pd) as client:
             registration = Registration(client, self.node, self.settings)
             async with asyncio.TaskGroup() as tasks:
                 registration_task = tasks.create_task(registration.run())
@@ -214,12 +200,6 @@ class TidbSim:
             for task in stuck:
                 task.cancel()
 
-    def _shut_down_by_statement(self) -> None:
-        if self._forced_kill is None:
-            delay = self.settings.graceful_wait + _FORCED_KILL_SECONDS
-            self._forced_kill = asyncio.get_running_loop().call_later(delay, self.crash)
-        self.request_stop()
-
     def _stop_listening(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -241,7 +221,3 @@ def _bind_socket(host: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
-
-
-def _connectable_host(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)

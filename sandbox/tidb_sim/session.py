@@ -27,7 +27,7 @@ from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError, Ba
 from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.packets import AUTOCOMMIT, BadSequence, Capability, MalformedPacket, err, ok
-from sandbox.tidb_sim.proxy_header import ProxyProtocol
+from sandbox.tidb_sim.proxy_header import read_client_address
 from sandbox.tidb_sim.relay import Relay
 from sandbox.tidb_sim.request_handler import RequestHandler
 from sandbox.tidb_sim.session_migration import SessionMigration
@@ -44,15 +44,14 @@ class SessionRules:
     """Settings that apply to all sessions of a server. If `max_connections` is 0, there is no limit.
 
     `backend`: address of MariaDB, the path of a socket (with a slash) or `host:port`.
-    `default_plugin`: TiDB's `default_authentication_plugin`, which the greeting names.
+    `requires_proxy_header`: as TiDB with `proxy-protocol.networks = "*"` and `fallbackable = false`.
     """
 
     backend: str
     max_connections: int = 0
-    proxy_protocol: ProxyProtocol = field(default_factory=ProxyProtocol)
+    requires_proxy_header: bool = False
     tls: SqlTlsFiles | None = None
     require_secure_transport: bool = False
-    default_plugin: str = AuthPlugin.NATIVE
     migration: MigrationRules = field(default_factory=MigrationRules)
 
 
@@ -119,9 +118,7 @@ class SimSession:
         node, stream = self._node, self._stream
         self.connection_id = backend.greeting.connection_id
         offered = OFFERED_CAPABILITIES | Capability.SSL if self._tls is not None else OFFERED_CAPABILITIES
-        plugin = self._rules.default_plugin
-        version = node.server_version
-        stream.send(build_greeting(version, self.connection_id, self._salt, offered=offered, plugin=plugin))
+        stream.send(build_greeting(node.server_version, self.connection_id, self._salt, offered=offered))
         login = await self._read_login()
         login = replace(login, capabilities=login.capabilities & (offered | Capability.LENENC_AUTH))
         self._knows_capabilities = True
@@ -132,7 +129,7 @@ class SimSession:
         except LoginRefused as refusal:
             self._send_error(refusal.code, refusal.message, refusal.state)
             raise  # TiDB sends this error twice, in `handshake` and in `onConn`.
-        authentication = Authenticator(stream, self._salt, plugin, self._rules.migration)
+        authentication = Authenticator(stream, self._salt, self._rules.migration)
         await backend.login(login.capabilities, login.collation)
         accounts = await backend.load_accounts(login.user)
         account = await authentication.authenticate(login, accounts, self._peer_ip)
@@ -161,8 +158,8 @@ class SimSession:
             node.connections -= 1
 
     async def _read_login(self) -> ClientLogin:
-        if self._rules.proxy_protocol.trusts(self._peer_ip):
-            peer = await self._rules.proxy_protocol.read_client_address(self._stream)
+        if self._rules.requires_proxy_header:
+            peer = await read_client_address(self._stream)
             if peer is not None:
                 self._peer, self._peer_ip = peer, peer.rpartition(":")[0].strip("[]")
         payload = await self._stream.read()

@@ -14,8 +14,8 @@ from sandbox.tidb_sim.session import SessionRules
 class SimSettings:
     """The settings of one simulated server. Port 0: any free port. Times are in seconds.
 
-    `pd`: URLs; if empty, the server does not register. `cluster_tls`: with a CA, the status port requires
-    client certificates, as with `security.cluster-ssl-ca` in TiDB.
+    `pd`: URLs; if empty, the server does not register. `cluster_tls`: TLS of the status port; with a CA, it
+    requires client certificates, as with `security.cluster-ssl-ca` in TiDB.
     """
 
     rules: SessionRules
@@ -25,9 +25,8 @@ class SimSettings:
     status_port: int = 0
     advertise_address: str = "127.0.0.1"
     pd: tuple[str, ...] = ()
-    cluster_tls: ClientTls | None = None  # For connections to PD, and for the status port.
+    cluster_tls: ClientTls | None = None
     release: str = DEFAULT_RELEASE
-    server_version: str = ""  # The version in the greeting; if empty, it follows from the release.
     labels: Mapping[str, str] = field(default_factory=dict)
     signing_cert: str = ""  # `security.session-token-signing-cert`, as `/config` shows it.
     signing_key: str = ""  # `security.session-token-signing-key`, as `/config` shows it.
@@ -39,4 +38,4 @@ class SimSettings:
     @property
     def version(self) -> str:
         """The MySQL-style version, as in the greeting."""
-        return self.server_version or f"8.0.11-TiDB-{self.release}"
+        return f"8.0.11-TiDB-{self.release}"

@@ -1,6 +1,6 @@
-"""The status port: HTTP/1.1, TiDB's status pages, and pages for tests.
+"""The status port: HTTP/1.1, TiDB's status pages, and a page for tests.
 
-Paths and responses: pingcap/tidb pkg/server/http_status.go. Paths under `/sim/` exist only here, for tests.
+Paths and responses: pingcap/tidb pkg/server/http_status.go. `/sim/metrics` exists only here, for tests.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class StatusResponse:
 def handle_request(
     method: str, path: str, node: SimNode, settings: SimSettings, body: bytes = b""
 ) -> StatusResponse:
-    """Return the response to `method path`. For `/sim/crash`, the caller performs the crash."""
-    if path == "/sim/crash":
-        return StatusResponse(200 if method == "POST" else 405)
+    """Return the response to `method path`."""
     if path == "/sim/metrics" and method == "POST":
         try:
             node.simulated_metrics.set_values(body)
@@ -80,19 +78,12 @@ def _json_page(path: str, node: SimNode, settings: SimSettings) -> dict[str, obj
             }
         case "/config":
             return {
-                "host": settings.host,
-                "advertise-address": settings.advertise_address,
-                "port": node.sql_port,
                 "graceful-wait-before-shutdown": settings.graceful_wait,
-                "labels": dict(node.labels),
                 "security": {
                     "session-token-signing-cert": settings.signing_cert,
                     "session-token-signing-key": settings.signing_key,
                 },
-                "status": {"status-host": settings.status_host, "status-port": node.status_port},
             }
-        case "/sim/violations":
-            return {"violations": node.violations}
     return None
 
 
@@ -155,8 +146,5 @@ class StatusServer:
         headers = {name.lower(): value.strip() for name, _, value in (text.partition(":") for text in fields)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         path = target.partition("?")[0]
-        reply = handle_request(method, path, self._node, self._settings, body)
-        writer.write(reply.encode())
-        if path == "/sim/crash" and reply.code == 200:
-            self._node.crash()
+        writer.write(handle_request(method, path, self._node, self._settings, body).encode())
         return version != "HTTP/1.0" and headers.get("connection", "").lower() != "close"

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controlplane.errors import ConfigError
-
 _CHUNK_BYTES = 256 * 1024
-_REMEDY = "give --tls-cert, --tls-key and --tls-client-ca in PEM"
 
 
 class TlsHandshakeFailed(Exception):
@@ -26,33 +23,17 @@ class TlsHandshakeFailed(Exception):
 
 @dataclass(frozen=True)
 class SqlTlsFiles:
-    """PEM files. With `client_ca`, a client may present a certificate, which this CA must have signed."""
+    """PEM files."""
 
     cert: Path
     key: Path
-    client_ca: Path | None = None
 
-    def create_context(self, *, require_client_certificate: bool) -> ssl.SSLContext:
-        """Create a context for TLS 1.2 or newer. Raises ConfigError, which names the bad file.
-
-        TiDB requires a client certificate if it has a client CA and `require_secure_transport`
-        (pkg/util/misc.go).
-        """
+    def create_context(self) -> ssl.SSLContext:
+        """Create a context for TLS 1.2 or newer. Raises OSError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
-        try:
-            context.load_cert_chain(self.cert, self.key)
-        except OSError as error:
-            problem = f"no valid certificate with the key {self.key}: {error}"
-            raise ConfigError(str(self.cert), "", problem, _REMEDY) from error
-        if self.client_ca is not None:
-            context.verify_mode = ssl.CERT_REQUIRED if require_client_certificate else ssl.CERT_OPTIONAL
-            try:
-                context.load_verify_locations(self.client_ca)
-            except OSError as error:
-                problem = f"no valid certificates: {error}"
-                raise ConfigError(str(self.client_ca), "", problem, _REMEDY) from error
+        context.load_cert_chain(self.cert, self.key)
         return context
 
 

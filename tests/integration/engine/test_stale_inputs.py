@@ -134,9 +134,7 @@ class FakePrometheusWithCounters:
 @contextlib.asynccontextmanager
 async def node(host: str, **metrics: float) -> AsyncIterator[tuple[str, SimNode]]:
     """Run a healthy node on this host with these metrics; yield its SQL address and the node."""
-    sim_node = SimNode(
-        "node", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, lambda: None, lambda: None, is_serving=True
-    )
+    sim_node = SimNode("node", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, is_serving=True)
     sim_node.simulated_metrics.set_values(json.dumps(metrics).encode())
     server = StatusServer(sim_node, SimSettings(SessionRules("unused")))
     listener = socket.create_server((host, 0))

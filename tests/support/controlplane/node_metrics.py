@@ -22,7 +22,7 @@ class FakeMetricsNode:
     def __init__(self, address: str, tls: ClientTls | None) -> None:
         self.address = address
         self._settings = SimSettings(SessionRules("unused"), cluster_tls=tls)
-        self._node = SimNode("fake", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, _ignore, _ignore, is_serving=True)
+        self._node = SimNode("fake", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, is_serving=True)
         self._server: StatusServer | None = None
 
     @property
@@ -48,10 +48,6 @@ class FakeMetricsNode:
         """Set the metrics that the node reports."""
         async with http_client() as client:
             (await client.post(f"http://{self.status}/sim/metrics", json=values)).raise_for_status()
-
-
-def _ignore() -> None:
-    """Replaces shutdown and crash of the node, which would end this process."""
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,6 @@ from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.packets import Capability
-from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTlsFiles
@@ -48,17 +47,12 @@ class NodeSpec:
     def settings(self, mariadb: MariaDb, signing: SessionCertificate, tls: PemFiles | None) -> SimSettings:
         """Return the settings of the node's simulated server, which requires TLS if `tls` is set."""
         sql_tls = None if tls is None else SqlTlsFiles(tls.cert, tls.key)
-        header = (
-            ProxyProtocol(networks=("*",), fallbackable=False)
-            if self.requires_proxy_header
-            else ProxyProtocol()
-        )
         rules = session_rules(
             mariadb,
             migration=self.migration,
             tls=sql_tls,
             require_secure_transport=tls is not None,
-            proxy_protocol=header,
+            requires_proxy_header=self.requires_proxy_header,
         )
         return SimSettings(
             rules,

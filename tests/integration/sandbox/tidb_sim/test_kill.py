@@ -1,7 +1,7 @@
 """KILL at a simulated server ends a session as in TiDB: by a FIN without an error.
 
-In pingcap/tidb, `Kill` and `killQuery` (pkg/server/server.go) set a deadline on the connection. So KILL sends
-no error to a busy client either, and KILL QUERY ends an idle session, too.
+In pingcap/tidb, `Kill` (pkg/server/server.go) sets a deadline on the connection. So KILL sends no error to a
+busy client either.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def wait_listed(admin: RawClient, number: str, column: str, value: str) ->
     await wait_until(is_listed)
 
 
-@pytest.mark.parametrize("statement", ["kill", "KILL TIDB CONNECTION", "kill query", "kill tidb query"])
+@pytest.mark.parametrize("statement", ["kill", "KILL CONNECTION"])
 @pytest.mark.parametrize("state", ["idle", "in a transaction"])
 async def test_kill_ends_idle_session_by_fin(mariadb: MariaDb, state: str, statement: str) -> None:
     before = ["begin"] if state == "in a transaction" else []

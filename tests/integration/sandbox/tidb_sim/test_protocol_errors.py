@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.packets import MySqlCommand, frame, ok
-from sandbox.tidb_sim.proxy_header import ProxyProtocol
+from sandbox.tidb_sim.packets import frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
@@ -46,8 +45,7 @@ async def test_node_that_fills_up_during_login_sends_error_twice(
         assert await late.reader.read() == b""
 
 
-async def test_proxy_header_sets_client_address(mariadb: MariaDb) -> None:
-    rules = session_rules(mariadb, proxy_protocol=ProxyProtocol(("127.0.0.0/8",)))
+async def test_required_proxy_header_sets_client_address(mariadb: MariaDb) -> None:
     v2 = (
         b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c"
         + bytes((10, 0, 0, 7, 10, 0, 0, 1))
@@ -55,23 +53,14 @@ async def test_proxy_header_sets_client_address(mariadb: MariaDb) -> None:
     )
     v6 = b"\r\n\r\n\0\r\nQUIT\n\x21\x21\0\x24" + bytes(15) + b"\x01" + bytes(16) + struct.pack(">HH", 7, 4000)
     local = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
-    v1 = b"PROXY TCP4 10.0.0.8 10.0.0.1 40002 4000\r\n"
-    async with TidbSim(SimSettings(rules)) as sim:
-        for header, peer in (
-            (v2, "10.0.0.7:40001"),
-            (v6, "[::1]:7"),
-            (v1, "10.0.0.8:40002"),
-            (local, None),
-            (b"", None),
-        ):
+    async with TidbSim(SimSettings(session_rules(mariadb, requires_proxy_header=True))) as sim:
+        for header, peer in ((v2, "10.0.0.7"), (v6, "::1"), (local, "127.0.0.1")):
             async with raw_connection(sim) as client:
                 client.writer.write(header)
                 assert await client.login() == ok(2)
-                assert await client.send_command(MySqlCommand.QUERY, b"select @@tidb_sim_peer") == b"\x01"
-                await client.read_until_eof(5)
-                row = (await client.read_until_eof(5))[0]
-                own = "{}:{}".format(*client.writer.get_extra_info("sockname"))
-                assert row[1:].decode() == (peer or own)
+                assert await client.rows("select user()") == [(f"root@{peer}",)]
+        async with raw_connection(sim) as client:
+            assert b"PROXY protocol header is required" in await client.login()
         assert sim.node.violations == []
 
 

@@ -35,11 +35,11 @@ from tests.support.waiting import wait_until_read
 
 @dataclass(frozen=True)
 class Pki:
-    """TLS files of a server, and TLS contexts of clients without and with a certificate."""
+    """TLS files of a server, and the CA and the TLS context of its clients."""
 
     tls: SqlTlsFiles
+    ca: Path
     trusting: ssl.SSLContext
-    certified: ssl.SSLContext
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,11 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     directory = tmp_path_factory.mktemp("pki")
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
-    tls = SqlTlsFiles(*(directory / f"{name}.pem" for name in ("cert", "key", "ca")))
-    assert tls.client_ca is not None
+    tls, ca = SqlTlsFiles(directory / "cert.pem", directory / "key.pem"), directory / "ca.pem"
     issued.cert_chain_pems[0].write_to_path(tls.cert)
     issued.private_key_pem.write_to_path(tls.key)
-    authority.cert_pem.write_to_path(tls.client_ca)
-    contexts = [ssl.create_default_context(cafile=tls.client_ca) for _ in range(2)]
-    authority.issue_cert("anna").configure_cert(contexts[1])
-    return Pki(tls, *contexts)
+    authority.cert_pem.write_to_path(ca)
+    return Pki(tls, ca, ssl.create_default_context(cafile=ca))
 
 
 @pytest.fixture
@@ -156,33 +153,8 @@ async def test_rejects_tls_1_1_and_foreign_certificates(sim: TidbSim, pki: Pki) 
     assert sim.node.connections == 0
 
 
-async def test_accounts_can_require_tls_and_certificates(sim: TidbSim, pki: Pki) -> None:
-    admin = await connect_driver(sim)
-    try:
-        await query_rows(admin, "create user berta identified by 'geheim' require ssl")
-        await query_rows(
-            admin, "create user clara identified with caching_sha2_password by 'geheim' require x509"
-        )
-        for user, context, allowed in (
-            ("berta", None, False),
-            ("berta", pki.trusting, True),
-            ("clara", pki.trusting, False),
-            ("clara", pki.certified, True),
-        ):
-            options = {"user": user, "password": "geheim", "ssl": context}
-            if allowed:
-                await (await connect_driver(sim, **options)).ensure_closed()
-                continue
-            with pytest.raises(OperationalError) as denied:
-                await connect_driver(sim, **options)
-            assert denied.value.args[0] == 1045
-    finally:
-        await query_rows(admin, "drop user if exists berta, clara")
-        await admin.ensure_closed()
-
-
 async def test_server_can_require_tls(mariadb: MariaDb, pki: Pki) -> None:
-    rules = session_rules(mariadb, tls=SqlTlsFiles(pki.tls.cert, pki.tls.key), require_secure_transport=True)
+    rules = session_rules(mariadb, tls=pki.tls, require_secure_transport=True)
     async with TidbSim(SimSettings(rules)) as sim:
         async with raw_connection(sim) as client:
             denied = await client.login()
@@ -316,7 +288,7 @@ async def test_stock_client_compresses(sim: TidbSim, pki: Pki, tmp_path: Path, d
         f"load data local infile '{file}' into table t fields terminated by ',';"
         "select count(*), sum(id) from t; select length(repeat('x', 20000000)); select * from t"
     )
-    for tls in ([f"--ssl-ca={pki.tls.client_ca}"], ["--skip-ssl"]):
+    for tls in ([f"--ssl-ca={pki.ca}"], ["--skip-ssl"]):
         process = await asyncio.create_subprocess_exec(
             *("mariadb", "--no-defaults", "-N", "-h", host, "-P", port, "-u", "root", "--compress"),
             *("--local-infile=1", *tls, "-e", f"drop table if exists t; {script}", database),

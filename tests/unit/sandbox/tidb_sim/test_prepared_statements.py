@@ -117,12 +117,6 @@ def test_rejects_malformed_requests(statements: PreparedStatements) -> None:
         assert statements.translate(payload)[1] == MALFORMED
 
 
-def test_rejects_update_and_scrollable_cursors(statements: PreparedStatements) -> None:
-    assert statements.translate(execute(1, 1))[1] is None
-    assert (statements.translate(execute(1, 2))[1] or b"").endswith(b"unsupported flag: CursorTypeForUpdate")
-    assert (statements.translate(execute(1, 4))[1] or b"").endswith(b"unsupported flag: CursorTypeScrollable")
-
-
 def test_fetch_is_limited_to_1024_rows(statements: PreparedStatements) -> None:
     for requested, expected in ((5, 5), (100_000, 1024)):
         payload = request(MySqlCommand.STMT_FETCH, 1, struct.pack("<I", requested))

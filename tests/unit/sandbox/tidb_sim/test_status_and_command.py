@@ -15,7 +15,6 @@ from sandbox.tidb_sim.builtin_queries import (
 )
 from sandbox.tidb_sim.command import parse_arguments
 from sandbox.tidb_sim.node import SimNode
-from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.registration import topology_info
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
@@ -28,15 +27,11 @@ SETTINGS = SimSettings(SessionRules("/run/s"), advertise_address="10.0.0.7")
 
 @pytest.fixture
 def node() -> SimNode:
-    def noop() -> None: ...
-
     return SimNode(
         name="10.0.0.7:4000",
         release="v8.5.3",
         server_version=SETTINGS.version,
         labels={"zone": "a"},
-        shut_down=noop,
-        crash=noop,
         sql_port=4000,
         status_port=10080,
         is_serving=True,
@@ -74,20 +69,16 @@ def test_status_is_500_and_empty_while_starting_and_stopping(
 
 
 def test_other_paths_respond_like_tidb(node: SimNode) -> None:
-    node.record_violation("10.0.0.1:5", "invalid sequence 3 != 0")
     info = json.loads(status_answer("GET", "/info", node, SETTINGS).body)
     assert (info["listening_port"], info["is_owner"]) == (4000, False)
     config = json.loads(status_answer("GET", "/config", node, SETTINGS).body)
     assert config["security"]["session-token-signing-cert"] == ""
-    violations = json.loads(status_answer("GET", "/sim/violations", node, SETTINGS).body)
-    assert violations == {"violations": ["10.0.0.1:5: invalid sequence 3 != 0"]}
     metrics = status_answer("GET", "/metrics", node, SETTINGS).body.decode()
     assert 'tidb_server_connections{resource_group="default"} 3\n' in metrics
     for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "tidb_server_maxprocs"):
         assert f"\n{name} " in metrics
     assert status_answer("GET", "/nothing", node, SETTINGS).code == 404
     assert status_answer("POST", "/status", node, SETTINGS).code == 405
-    assert status_answer("GET", "/sim/crash", node, SETTINGS).code == 405
 
 
 def test_metrics_report_values_set_by_test(node: SimNode) -> None:
@@ -107,7 +98,6 @@ def test_metrics_report_values_set_by_test(node: SimNode) -> None:
         (b"select @@hostname", "10.0.0.7:4000"),
         (b"SELECT VERSION()", "8.0.11-TiDB-v8.5.3"),
         (b"select @@version;", "8.0.11-TiDB-v8.5.3"),
-        (b"select @@tidb_sim_peer", "10.9.9.9:1"),
         (b"SELECT USER()", "anna@10.9.9.9"),
         (b"select current_user", "anna@10.9.%"),
         (b"show status like 'Ssl_cipher'", "TLS_AES_128_GCM_SHA256"),
@@ -138,12 +128,8 @@ def test_parses_tidb_command_line(tmp_path: Path) -> None:
         """
         graceful-wait-before-shutdown = 12
         mem-quota-query = 1
-        [labels]
-        zone = "b"
         [status]
         status-port = 1
-        [proxy-protocol]
-        networks = "10.0.0.0/8, 127.0.0.1"
         [instance]
         max_connections = 7
         """
@@ -152,12 +138,12 @@ def test_parses_tidb_command_line(tmp_path: Path) -> None:
         [
             *("-P", "4000", "--status", "10080", "--store=tikv", "--path", "pd0:2379,pd1:2379"),
             *("--advertise-address", "tidb-0", "--host", "0.0.0.0", "--config", str(file)),
-            *("--log-file", "/var/log/tidb.log", "-L", "info"),
+            *("--label", "zone=b"),
         ],
         {"TIDB_SIM_MARIADB": "mariadb:3306"},
     )
     assert settings == SimSettings(
-        SessionRules("mariadb:3306", 7, ProxyProtocol(("10.0.0.0/8", "127.0.0.1"))),
+        SessionRules("mariadb:3306", 7),
         host="0.0.0.0",
         port=4000,
         status_host="0.0.0.0",
@@ -169,33 +155,12 @@ def test_parses_tidb_command_line(tmp_path: Path) -> None:
     )
 
 
-def test_cluster_tls_makes_pd_https(tmp_path: Path) -> None:
-    for name in ("ca", "cert", "key"):
-        (tmp_path / name).write_text("x")
-    file = tmp_path / "tidb.toml"
-    file.write_text(
-        "[security]\n"
-        + "".join(f'cluster-ssl-{name} = "{tmp_path}/{name}"\n' for name in ("ca", "cert", "key"))
-    )
-    settings = parse_arguments(["--path", "pd:2379", "--config", str(file), "--mariadb", "/run/s"], {})
-    assert settings.pd == ("https://pd:2379",)
-    assert settings.cluster_tls is not None
-    assert str(settings.cluster_tls.cert) == f"{tmp_path}/cert"
-
-
 def test_reads_client_tls_from_file_or_flags(tmp_path: Path) -> None:
     file = tmp_path / "tidb.toml"
-    file.write_text(
-        '[security]\nssl-cert = "/c"\nssl-key = "/k"\nssl-ca = ""\nrequire-secure-transport = true\n'
-    )
-    rules = parse_arguments(["--config", str(file), "--mariadb", "/run/s"], {}).rules
-    assert (rules.tls, rules.require_secure_transport) == (SqlTlsFiles(Path("/c"), Path("/k")), True)
-    flags = ["--tls-cert", "/c", "--tls-key", "/k", "--tls-client-ca", "/ca", "--mariadb", "/run/s"]
-    rules = parse_arguments(flags, {}).rules
-    assert (rules.tls, rules.require_secure_transport) == (
-        SqlTlsFiles(Path("/c"), Path("/k"), Path("/ca")),
-        False,
-    )
+    file.write_text('[security]\nssl-cert = "/c"\nssl-key = "/k"\n')
+    for arguments in (["--config", str(file)], ["--tls-cert", "/c", "--tls-key", "/k"]):
+        rules = parse_arguments([*arguments, "--mariadb", "/run/s"], {}).rules
+        assert rules.tls == SqlTlsFiles(Path("/c"), Path("/k"))
     assert parse_arguments(["--mariadb", "/run/s"], {}).rules.tls is None
 
 
@@ -210,10 +175,6 @@ def test_reads_signing_certificate_from_file_or_flags(tmp_path: Path) -> None:
     assert parse_arguments(["--mariadb", "/run/s"], {}).signing_key == ""
 
 
-def test_embedded_store_does_not_register() -> None:
-    assert parse_arguments(["--store", "unistore", "--path", "/tmp/tidb", "--mariadb", "/run/s"], {}).pd == ()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -224,7 +185,6 @@ def test_embedded_store_does_not_register() -> None:
         (["--mariadb", "nohost"], "'nohost' has no port"),
         (["--mariadb", "/s", "--label", "zone"], "the label 'zone' is not KEY=VALUE"),
         (["--mariadb", "/s", "--config", "/nowhere.toml"], "/nowhere.toml"),
-        (["--mariadb", "/s", "--proxy-protocol-networks", "ten"], "'ten'"),
         (["--mariadb", "/s", "--tls-key", "/k"], "give both --tls-cert and --tls-key"),
         (["--mariadb", "/s", "--graceful-wait", "long"], "invalid float value: 'long'"),
     ],
