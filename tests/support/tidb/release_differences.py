@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sandbox.tidb_binaries import TidbRelease
+from sandbox.tidb_sim.packets import Capability
 
+_COLUMN = (
+    b"\x1f\x00\x00\x02\x03def\x00\x00\x00\tsleep(30)\x00\x0c?\x00\x15\x00\x00\x00\x08\x80\x00\x00\x00\x00"
+)
+_COLUMN_WITH_ORIGINAL_NAME = (
+    b"(\x00\x00\x02\x03def\x00\x00\x00\tsleep(30)\tsleep(30)\x0c?\x00\x15\x00\x00\x00\x08\x80\x00\x00\x00\x00"
+)
 _ANSWER_TO_A_KILLED_SLEEP = (
     b"\x01\x00\x00\x01\x01"
-    b"\x1f\x00\x00\x02\x03def\x00\x00\x00\tsleep(30)\x00\x0c?\x00\x15\x00\x00\x00\x08\x80\x00\x00\x00\x00"
-    b"\x05\x00\x00\x03\xfe\x00\x00\x02\x00"
-    b"\x02\x00\x00\x04\x011"
-    b"\x05\x00\x00\x05\xfe\x00\x00\x02\x00"
+    + _COLUMN
+    + b"\x05\x00\x00\x03\xfe\x00\x00\x02\x00\x02\x00\x00\x04\x011\x05\x00\x00\x05\xfe\x00\x00\x02\x00"
 )
 """A column, an EOF packet, a row with the value 1, and an EOF packet."""
+_OK = b"\x00\x00\x00\x02\x00\x00\x00"
+_OK_WITH_A_WARNING = b"\x00\x00\x00\x02\x00\x01\x00"
+_DEPRECATION_WARNING = {
+    "level": "Warning",
+    "msg": "tidb_enable_exchange_partition is always turned on, this variable has been deprecated and will be"
+    " removed in the future releases",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseDifference:
-    """`first_release`: the first tested release without the difference, such as (8, 5). `text`: in Markdown.
+    """`behavior`: the name of the function in `tidb_behaviors`. `text`: in Markdown.
 
-    `older_result` returns what older releases do from what the simulated server does.
+    `first_release`: the first tested release without the difference, such as (8, 5). `older_result` returns
+    what older releases do from what the next newer release does.
     """
 
+    behavior: str
     first_release: tuple[int, int]
     text: str
     older_result: Callable[[Any], Any]
@@ -46,21 +60,66 @@ def _older_kill(result: tuple[Any, tuple[bytes, str]]) -> tuple[Any, tuple[bytes
     return answer, (_ANSWER_TO_A_KILLED_SLEEP + received, end)
 
 
-DIFFERENCES: Mapping[str, ReleaseDifference] = {
-    "status_page": ReleaseDifference(
+def _with_original_name(result: tuple[Any, tuple[bytes, str]]) -> tuple[Any, tuple[bytes, str]]:
+    answer, (received, end) = result
+    return answer, (received.replace(_COLUMN, _COLUMN_WITH_ORIGINAL_NAME), end)
+
+
+DIFFERENCES = (
+    ReleaseDifference(
+        "status_page",
         (8, 5),
         "`/status` lacks `status.init_stats_percentage`; `/info` has `binlog_status`",
         _older_status_page,
     ),
-    "kill_of_a_busy_session": ReleaseDifference(
+    ReleaseDifference(
+        "kill_of_a_busy_session",
         (8, 5),
         "`KILL` of a session during `SLEEP()` ends the sleep with a result before it disconnects",
         _older_kill,
     ),
-}
-"""By name of the behavior in `tidb_behaviors`."""
+    ReleaseDifference(
+        "kill_of_a_busy_session",
+        (7, 5),
+        "result columns that are expressions have an original name",
+        _with_original_name,
+    ),
+    ReleaseDifference(
+        "greeting",
+        (7, 5),
+        "the server does not offer compression",
+        lambda greeting: {**greeting, "capabilities": greeting["capabilities"] & ~Capability.COMPRESS},
+    ),
+    ReleaseDifference(
+        "kill_of_an_unknown_session",
+        (7, 5),
+        "`KILL` of an unknown session has a warning",
+        lambda answers: [answer.replace(_OK, _OK_WITH_A_WARNING) for answer in answers],
+    ),
+    ReleaseDifference(
+        "states",
+        (7, 1),
+        "a new session has a warning about a deprecated variable",
+        lambda states: {**states, "fresh": {**states["fresh"], "warnings": [_DEPRECATION_WARNING]}},
+    ),
+    ReleaseDifference(
+        "graceful_shutdown",
+        (7, 1),
+        "after the graceful wait, idle sessions end at once, and not together with the last transaction",
+        lambda effects: {**effects, "idle": ((b"", "FIN"), effects["idle"][1])},
+    ),
+)
+"""Those of newer releases come first."""
+
+
+def older_result(behavior: str, release: TidbRelease, result: Any) -> Any:
+    """Return what `release` does, from the result of the simulated server."""
+    for difference in DIFFERENCES:
+        if difference.behavior == behavior and difference.applies_to(release):
+            result = difference.older_result(result)
+    return result
 
 
 def differences_of(release: TidbRelease) -> list[str]:
     """Return the texts of the differences of a release."""
-    return [difference.text for difference in DIFFERENCES.values() if difference.applies_to(release)]
+    return [difference.text for difference in DIFFERENCES if difference.applies_to(release)]
