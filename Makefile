@@ -23,8 +23,6 @@ BUILDS := $(MODULE) $(LOAD_CLIENT) packages-for-tests clients
 # Many tests wait for other processes or for timeouts, so more tests than cores run at the same time. The directories
 # with the longest tests come first.
 ALL_TESTS := --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(addprefix tests/,e2e integration unit)
-# Total time of `make fuzz`.
-SECONDS ?= 1800
 
 # The directories in which rustup installs cargo and Go's own package installs go. The login shell may lack them.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
@@ -118,16 +116,16 @@ bench: $(READY) $(MODULE) ## run a benchmark; ARGS names it, e.g. ARGS=proxies
 
 fuzz: ## fuzz the parsers of untrusted bytes, for SECONDS=1800 in total; also needs Rust's nightly toolchain
 	@RUST=$(RUST) sandbox/install.sh rust
-	@filters/fuzz.sh $(SECONDS)
+	@filters/fuzz.sh $(or $(SECONDS),1800)
 
 matrix: $(READY) $(MODULE) ## run every client library with and without TLS against MariaDB and the simulated TiDB; prints the tables
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no tests/e2e/clients/test_matrix.py $(ARGS)
 
-soak: $(READY) $(MODULE) ## run the long tests: millions of packets, 200,000 migrated statements, rolling restarts, unhealthy nodes, killed leaders, 30 GB of session states; prints the results
+soak: $(READY) $(MODULE) ## run the long tests: millions of packets, 200,000 migrated statements, rolling restarts, unhealthy nodes, killed leaders, 30 GB of session states; on real TiDB servers, a run of SECONDS=28800 under load; prints the results
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/,module/test_load.py module/test_robustness.py module/test_migration_load.py engine/test_rolling_restart.py decide/test_unhealthy_node_balance.py rollouts/test_killed_leader.py) $(addprefix tests/integration/module/test_,live_config_stress.py large_states.py) $(ARGS)
-	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py unreachable_nodes.py connection_limit.py differential.py rolling_restart.py large_drain.py)"; else echo "The long tests on real TiDB servers were not run."; fi
+	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 TIDEVOY_LONG_RUN_SECONDS=$(SECONDS) $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py unreachable_nodes.py connection_limit.py differential.py rolling_restart.py large_drain.py long_run.py) tests/tidb/drills"; else echo "The long tests on real TiDB servers were not run."; fi
 
 MODULE_TESTS := --numprocesses=3 --dist=loadfile tests/integration/module
 
