@@ -7,6 +7,8 @@ import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
 from urllib.parse import quote
@@ -57,6 +59,7 @@ class ControlPlaneClient:
             raise UsageError(f"{url!r} is not a control plane URL; write it as http://host:3080")
         self._url = url.rstrip("/")
         self._token, self._token_variable = _load_token()
+        self._clock_offset = timedelta()
         # `trust_env=False`, because proxies in the environment are meant for the internet. `verify=False`
         # without TLS, because loading the system's CAs takes longer than a call.
         self._http = httpx2.Client(
@@ -72,6 +75,11 @@ class ControlPlaneClient:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+
+    @property
+    def server_time(self) -> datetime:
+        """The control plane's time, from its last response; this machine's clock may be wrong."""
+        return datetime.now(UTC) + self._clock_offset
 
     def get(self, path: str) -> Any:
         return self._call("GET", path)
@@ -118,6 +126,7 @@ class ControlPlaneClient:
     def _call(self, method: str, path: str, **options: Any) -> Any:
         with self._translate_transport_errors():
             response = self._http.request(method, path, **options)
+        self._clock_offset = _clock_offset(response)
         if not response.is_success:
             self._raise_error(response)
         try:
@@ -132,6 +141,11 @@ class ControlPlaneClient:
         except httpx2.TransportError as error:
             text = str(error).partition("] ")[2] or str(error)  # without "[Errno 111]"
             reason = "no answer in time" if isinstance(error, httpx2.TimeoutException) else text.lower()
+            if "certificate verify failed" in reason:
+                raise ControlPlaneUnreachable(
+                    f"the control plane at {self._url} has no valid certificate ({reason}); renew it"
+                    f" (api.tls.cert), or name its CA with --ca or {CA_VARIABLE}"
+                ) from None
             raise self._unreachable(reason) from None
 
     def _unreachable(self, reason: str) -> ControlPlaneUnreachable:
@@ -175,6 +189,14 @@ def _load_token() -> tuple[str, str]:
     if token and not is_valid_token(token):
         raise UsageError(f"{source} does not hold a valid token; `tidevoy token create` creates one")
     return token, source
+
+
+def _clock_offset(response: httpx2.Response) -> timedelta:
+    """Return how far the server's clock is ahead of ours, in whole seconds; 0 if the response has no date."""
+    try:
+        return parsedate_to_datetime(response.headers["Date"]) - datetime.now(UTC).replace(microsecond=0)
+    except (KeyError, ValueError):
+        return timedelta()
 
 
 def _make_tls_context() -> ssl.SSLContext:

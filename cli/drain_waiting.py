@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from cli.client import ControlPlaneClient, NotFound, node_path
@@ -27,7 +27,7 @@ def wait_until_drained(client: ControlPlaneClient, node: dict[str, Any], *, as_j
             while True:
                 summary, sessions = progress_summary(node), node["sessions"]
                 display.print_json(summary, change=summary | {"seconds_left": None})
-                if (result := drain_result(node)) is not None:
+                if (result := drain_result(node, client.server_time)) is not None:
                     break
                 most_sessions = max(most_sessions, sessions or 0)
                 text = f"{address} {node['state']}, {_format_counts(summary)}"
@@ -49,8 +49,11 @@ def wait_until_drained(client: ControlPlaneClient, node: dict[str, Any], *, as_j
         print_result(f"{address} is drained after {duration}: no session is left{_migrations_suffix(node)}")
 
 
-def drain_result(node: dict[str, Any]) -> str | None:
-    """Return None to keep waiting, "" if the node is drained, else why the wait failed."""
+def drain_result(node: dict[str, Any], now: datetime) -> str | None:
+    """Return None to keep waiting, "" if the node is drained, else why the wait failed.
+
+    `now`: the time of the control plane, which has set the deadline.
+    """
     address, drain = node["address"], node["drain"]
     if _is_drained(node):
         return ""
@@ -58,7 +61,7 @@ def drain_result(node: dict[str, Any]) -> str | None:
         return None if node["state"] == "gone" else f"the drain of {address} was cancelled: {node['reason']}"
     closes = drain.get("on_deadline") == "close"
     deadline = datetime.fromisoformat(drain["deadline"])
-    if datetime.now(UTC) < deadline + timedelta(seconds=_CLOSE_GRACE_SECONDS if closes else 0):
+    if now < deadline + timedelta(seconds=_CLOSE_GRACE_SECONDS if closes else 0):
         return None
     advice = "wait again with a longer --deadline, or stop the server"
     if node["sessions"] is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import httpx2
@@ -25,6 +27,19 @@ def test_503_without_problem_details_is_retried(monkeypatch: pytest.MonkeyPatch)
             client.get("/v1/nodes")
 
 
+@pytest.mark.parametrize("minutes_ahead", [-10, 0, 10])
+def test_server_time_is_that_of_the_control_plane(
+    minutes_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    date = datetime.now(UTC) + timedelta(minutes=minutes_ahead)
+    fake_http(
+        monkeypatch, lambda request: httpx2.Response(200, json={}, headers={"Date": format_datetime(date)})
+    )
+    with ControlPlaneClient("http://127.0.0.1:3080") as client:
+        client.get("/v1/nodes")
+        assert abs(client.server_time - date) < timedelta(minutes=1)
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:3080", "ftp://a", "http://", "https:///[", "http://[::1"])
 def test_url_that_names_no_control_plane_is_wrong_usage(url: str) -> None:
     with pytest.raises(UsageError, match="is not a control plane URL"):
@@ -46,6 +61,11 @@ def test_url_that_names_no_control_plane_is_wrong_usage(url: str) -> None:
         (httpx2.Response(200, text="<html>"), CliError, "answers, but is not a Tidevoy control plane"),
         (httpx2.ReadTimeout("late"), ControlPlaneUnreachable, r"\(no answer in time\)"),
         (httpx2.ConnectError("[Errno 111] Refused"), ControlPlaneUnreachable, r"\(refused\)"),
+        (
+            httpx2.ConnectError("[SSL: X] certificate verify failed: certificate has expired (_ssl.c:1006)"),
+            ControlPlaneUnreachable,
+            "has no valid certificate .*certificate has expired.* renew it",
+        ),
     ],
 )
 def test_errors_are_raised_by_kind(

@@ -16,7 +16,10 @@ from tests.support.controlplane.cli_process import FakeApiClient
 NODE = "/v1/nodes/a%3A1"
 
 
-# The deadline is an hour away, because parameters are created at collection, minutes before the test.
+NOW = datetime.now(UTC)
+
+
+# The deadline is an hour away, because `wait_until_drained` reads the clock minutes after NOW.
 def node(
     state: str,
     sessions: int | None,
@@ -27,7 +30,7 @@ def node(
     eds_health: str | None = "DRAINING",
     **drain_progress: Any,
 ) -> dict[str, Any]:
-    deadline = None if deadline_in is None else datetime.now(UTC) + timedelta(seconds=deadline_in)
+    deadline = None if deadline_in is None else NOW + timedelta(seconds=deadline_in)
     return {
         "address": "a:1",
         "state": state,
@@ -62,7 +65,7 @@ def node(
     ],
 )
 def test_wait_continues_until_zero_is_confirmed(state: dict[str, Any]) -> None:
-    assert drain_result(state) is None
+    assert drain_result(state, NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -74,25 +77,25 @@ def test_wait_continues_until_zero_is_confirmed(state: dict[str, Any]) -> None:
     ],
 )
 def test_drain_is_done_without_sessions(final_state: dict[str, Any]) -> None:
-    assert drain_result(final_state) == ""
+    assert drain_result(final_state, NOW) == ""
 
 
 def test_wait_continues_while_sessions_are_closed() -> None:
-    assert drain_result(node("draining", 3, deadline_in=-1, closes=True)) is None
+    assert drain_result(node("draining", 3, deadline_in=-1, closes=True), NOW) is None
 
 
 def test_wait_fails_after_the_deadline() -> None:
-    assert "still has sessions (3)" in (drain_result(node("draining", 3, deadline_in=-1)) or "")
+    assert "still has sessions (3)" in (drain_result(node("draining", 3, deadline_in=-1), NOW) or "")
     assert "(3, not movable: 2 (cursor 2))" in (
-        drain_result(node("draining", 3, deadline_in=-1, not_movable={"cursor": 2})) or ""
+        drain_result(node("draining", 3, deadline_in=-1, not_movable={"cursor": 2}), NOW) or ""
     )
-    after_grace = drain_result(node("draining", 3, deadline_in=-61, closes=True)) or ""
+    after_grace = drain_result(node("draining", 3, deadline_in=-61, closes=True), NOW) or ""
     assert "still has sessions (3), although they should be closed" in after_grace
-    assert "no Envoy has reported" in (drain_result(node("drained", None, deadline_in=-1)) or "")
+    assert "no Envoy has reported" in (drain_result(node("drained", None, deadline_in=-1), NOW) or "")
 
 
 def test_wait_fails_when_the_drain_is_cancelled() -> None:
-    assert "was cancelled" in (drain_result(node("active", 3, deadline_in=None)) or "")
+    assert "was cancelled" in (drain_result(node("active", 3, deadline_in=None), NOW) or "")
 
 
 @pytest.fixture(autouse=True)
