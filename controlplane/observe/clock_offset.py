@@ -12,13 +12,20 @@ class ClockOffset:
     which a message was sent never converts to a time after its arrival.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ordered: bool = False) -> None:
+        """`is_ordered`: the times of the messages never decrease, unless the peer's clock is set back."""
+        self._is_ordered = is_ordered
         # Minimum of (our receive time - the peer's send time) in this window and in the previous window.
         self._min_offset = self._previous_min_offset = float("inf")
         self._window_started_at = float("-inf")
+        self._last_sent_at = float("-inf")
 
     def observe(self, sent_at: float, now: float) -> None:
         """Record a message that the peer sent at `sent_at`, by its clock, and that we received `now`."""
+        if self._is_ordered and sent_at < self._last_sent_at:
+            # With the offset from before the clock was set back, all messages would seem to be old.
+            self._min_offset = self._previous_min_offset = float("inf")
+        self._last_sent_at = sent_at
         if now - self._window_started_at >= _WINDOW_SECONDS:
             self._previous_min_offset, self._min_offset, self._window_started_at = (
                 self._min_offset,

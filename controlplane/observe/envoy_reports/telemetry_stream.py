@@ -130,7 +130,7 @@ class TelemetryStream:
         self._runtime_off: frozenset[str] = frozenset()
         self._dropped = 0
         self._flush_tracker = _FlushTracker()
-        self._clock_offset = ClockOffset()
+        self._clock_offset = ClockOffset(is_ordered=True)
         self._has_timestamps = False  # whether the Envoy's messages have timestamps
         self._has_reported = False
         self._missed_start = bool(resumed_envoy)
