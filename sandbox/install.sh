@@ -68,6 +68,7 @@ find_missing() {
     need mariadb mariadb-client
     need openssl openssl
     if [ "$1" = tidb ]; then
+        need cc "gcc libc6-dev"
         need iptables iptables
         need ip iproute2
     elif [ "$1" != run ]; then
