@@ -1,12 +1,13 @@
 """Local images with the names of the real images, so that docker-compose.yml needs no change and no registry.
 
 debootstrap creates their file systems once and keeps them in the user's cache directory. `fake_images/` has
-the program of each image.
+the Dockerfile of each image, and the programs that replace real servers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ import yaml
 
 from sandbox.child_process import find_program
 from sandbox.envoy import envoy_binary
+from sandbox.tidb_binaries import TidbBinaries
 from tests.support.compose.commands import CommandFailed, run_command
 from tests.support.compose.docker_daemon import Docker
 
@@ -64,8 +66,11 @@ def services() -> dict[str, Any]:
     return parsed
 
 
-async def build_all(docker: Docker, cache: Path) -> None:
-    """Build every image of docker-compose.yml: ours from their Dockerfiles, the others as fakes."""
+async def build_all(docker: Docker, cache: Path, servers: TidbBinaries | None = None) -> None:
+    """Build every image of docker-compose.yml: ours from their Dockerfiles, the others as fakes.
+
+    With `servers`, the images of PD, TiKV and TiDB contain these programs instead of fakes.
+    """
     for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS), ("debian-rust", _RUST)):
         archive = await _file_system(cache, name, packages)
         await docker("import", str(archive), f"local/{name}", timeout=_BUILD_TIMEOUT_SECONDS)
@@ -84,10 +89,27 @@ async def build_all(docker: Docker, cache: Path) -> None:
     )
     for image in {service["image"] for service in services().values()}:
         fake = _FAKE_IMAGES.get(image.partition(":")[0])
-        if fake == "tidb":
+        if fake in ("pd", "tikv", "tidb") and servers is not None:
+            await _build_real(docker, fake, image, servers)
+        elif fake == "tidb":
             await _build(docker, fake, image, {"requirements.lock": REPOSITORY / "requirements.lock"}, index)
         elif fake is not None:
             await _build(docker, fake, image, {})
+
+
+async def _build_real(docker: Docker, fake: str, image: str, servers: TidbBinaries) -> None:
+    """Build `image` with a program of `servers` instead of the one in `fake_images/<fake>`."""
+    store = servers.store
+    if fake == "tikv" and not store.is_tikv:
+        with tempfile.TemporaryDirectory() as directory:
+            command = Path(directory) / "store.json"
+            command.write_text(json.dumps(["/store", *store.command_template[1:]]))
+            launcher = _HERE / "fake_images" / "tikv" / "tikv_server.py"
+            files = {"store": store.program, "store.json": command, "tikv_server.py": launcher}
+            await _build(docker, "store", image, files)
+    else:
+        program = {"pd": servers.pd, "tikv": store.program, "tidb": servers.tidb}[fake]
+        await _build(docker, "server", image, {"server": program})
 
 
 async def _build(
