@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,30 +13,18 @@ import typer
 from pydantic import TypeAdapter
 
 from bench.errors import convert_errors_to_benchmark_failed
-from bench.programs import build_with_cargo, find_built_module
+from bench.programs import find_built_module
 from bench.proxies.comparison import Comparison, compare, show_comparisons
-from bench.proxies.contenders import Contender, ModuleBuild, envoy_starter
+from bench.proxies.contenders import Contender, envoy_starter
 from bench.proxies.setup import prepare_setup
 from bench.proxies.significance import RatioVerdict, overall_verdict
 from bench.proxies.workloads import Encryption, OnlyOption, ProxyWorkload, select_workloads
+from bench.revisions import ModuleBuild, build_revision
 from cli.output import print_result, show_json
-from controlplane.errors import TidevoyError
-from sandbox.child_process import find_program
 
 _BLOCKS = 120  # more than in `interleaving`, since there are only two contenders
 _THIS_BUILD, _OTHER_BUILD = "this build", "the other build"
-_ROOT = Path(__file__).parents[2]
-_TARGET_DIRECTORY = _ROOT / "filters" / "target" / "against"
-"""Shared build directory of other revisions, so that common dependencies are built once."""
-_MODULE_PATH = "release/libtidevoy.so"
 EXIT_CODES = {RatioVerdict.BETTER: 0, RatioVerdict.EQUAL: 0, RatioVerdict.WORSE: 1, RatioVerdict.UNCLEAR: 3}
-
-
-class RevisionNotBuildable(TidevoyError):
-    """The revision cannot be built."""
-
-    def __init__(self, revision: str, reason: str) -> None:
-        super().__init__(f"cannot build the module of revision {revision}: {reason}")
 
 
 def command(
@@ -111,38 +95,3 @@ async def _open_other_build(module: Path | None, rev: str | None) -> AsyncIterat
     assert rev is not None
     with tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as directory:
         yield await build_revision(rev, Path(directory))
-
-
-async def build_revision(name: str, directory: Path) -> ModuleBuild:
-    """Build the module of a git revision and extract its control plane to `directory`; may take minutes.
-
-    Raises RevisionNotBuildable, ProgramMissing without git or cargo, ProcessFailed if the build fails, and
-    TimeoutError.
-    """
-    root = directory / "checkout"
-    await asyncio.to_thread(_extract_checkout, name, root)
-    manifest = root / "filters" / "module" / "Cargo.toml"
-    await build_with_cargo(manifest, _TARGET_DIRECTORY, directory)
-    # Copied, because the build of another revision overwrites the file.
-    module = root / "libtidevoy.so"
-    shutil.copyfile(_TARGET_DIRECTORY / _MODULE_PATH, module)
-    return ModuleBuild(module, root)
-
-
-def _extract_checkout(name: str, root: Path) -> None:
-    git = find_program("git", "git")
-    if not re.fullmatch(r"[\w./~^@{}-]+", name) or name.startswith("-"):
-        raise RevisionNotBuildable(name, "the name is not a git revision")
-    archive = subprocess.run(
-        [git, "-C", str(_ROOT), "archive", name], capture_output=True, timeout=60, check=False
-    )
-    if archive.returncode != 0:
-        raise RevisionNotBuildable(name, archive.stderr.decode(errors="replace").strip())
-    root.mkdir(parents=True)
-    tar = find_program("tar", "tar")
-    subprocess.run([tar, "-x", "-C", str(root)], input=archive.stdout, check=True, timeout=60)
-    protos = [str(proto.relative_to(root)) for proto in sorted((root / "controlplane").rglob("*.proto"))]
-    protoc = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", "--python_out=.", *protos]
-    protoc_result = subprocess.run(protoc, cwd=root, capture_output=True, text=True, timeout=60, check=False)
-    if protoc_result.returncode != 0:
-        raise RevisionNotBuildable(name, protoc_result.stderr.strip())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,10 +20,10 @@ from bench.programs import find_built_module
 from bench.proxies import haproxy
 from bench.proxies.backends import DatabaseBackend
 from bench.proxies.workloads import Encryption
+from bench.revisions import ControlPlaneOfBuild, ModuleBuild, render_bootstrap
 from controlplane.errors import TidevoyError
 from controlplane.version import VERSION
-from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit, find_program
-from sandbox.control_plane import ControlPlaneProcess, tidevoy_command
+from sandbox.child_process import ProcessFailed, ProgramMissing, find_program
 from sandbox.envoy import EnvoyProcess, envoy_binary
 from sandbox.ports import Ports
 from sandbox.server import Server, accepts_connections, sends_mysql_greeting
@@ -94,17 +93,6 @@ class Contender:
     version: str
     start: Callable[[ProxySite], AbstractAsyncContextManager[RunningProxy]]
     encryptions: Sequence[Encryption] = (Encryption.NONE,)
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleBuild:
-    """A module, and the checkout whose control plane it needs.
-
-    `module`: the file, or None for Envoy without a module; `checkout`: None means this checkout.
-    """
-
-    module: Path | None
-    checkout: Path | None = None
 
 
 def direct_contender(backend: DatabaseBackend) -> Contender:
@@ -182,10 +170,18 @@ def envoy_starter(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncCont
     async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
         port = site.ports.allocate()
         settings = control_plane_settings(site, port)
-        control_plane = _ControlPlaneOfBuild(site.directory, settings)
+        control_plane = ControlPlaneOfBuild(site.directory, settings)
         control_plane.build = build
         async with control_plane:
-            bootstrap = await asyncio.to_thread(_make_bootstrap, control_plane)
+            bootstrap = await asyncio.to_thread(
+                render_bootstrap,
+                build,
+                control_plane.config_file,
+                "--id",
+                "measured",
+                "--admin",
+                "127.0.0.1:0",
+            )
             async with EnvoyProcess(bootstrap, site.directory) as process:
                 try:
                     async with asyncio.timeout(_STARTUP_TIMEOUT_SECONDS):
@@ -205,14 +201,6 @@ def envoy_starter(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncCont
     return start
 
 
-class _ControlPlaneOfBuild(ControlPlaneProcess):
-    build: ModuleBuild
-
-    def environment(self) -> Mapping[str, str]:
-        checkout = self.build.checkout
-        return {**super().environment(), **({} if checkout is None else {"PYTHONPATH": str(checkout)})}
-
-
 def control_plane_settings(site: ProxySite, listen: int) -> dict[str, Any]:
     """Return the defaults, with the changes that the benchmark and this machine require."""
     certificate = {"cert": str(site.certificate.cert), "key": str(site.certificate.key)}
@@ -227,21 +215,7 @@ def control_plane_settings(site: ProxySite, listen: int) -> dict[str, Any]:
     return settings | ({"tls": tls} if tls else {})
 
 
-def _make_bootstrap(control_plane: _ControlPlaneOfBuild) -> str:
-    """Return the output of `tidevoy bootstrap` of the build's checkout."""
-    options = ["--config", str(control_plane.config_file), "--id", "measured", "--admin", "127.0.0.1:0"]
-    module = control_plane.build.module
-    options += [] if module is None else ["--module", str(module)]
-    command = [*tidevoy_command(), "bootstrap", *options]
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=control_plane.environment(), timeout=60, check=False
-    )
-    if result.returncode != 0:
-        raise ProcessFailed("tidevoy bootstrap", describe_exit(result.returncode), result.stderr.strip())
-    return result.stdout
-
-
-async def _is_up_to_date(control_plane: _ControlPlaneOfBuild) -> bool:
+async def _is_up_to_date(control_plane: ControlPlaneOfBuild) -> bool:
     filter_name = "none" if control_plane.build.module is None else "module"
     async with httpx2.AsyncClient(base_url=control_plane.api_url, trust_env=False) as api:
         return await count_up_to_date_envoys(api, filter_name) > 0

@@ -14,13 +14,13 @@ from bench.proxies.contenders import (
     HAPROXY,
     TIDEVOY,
     Contender,
-    ModuleBuild,
     envoy_starter,
     standard_contenders,
 )
 from bench.proxies.latency_and_memory import QUANTILES, measure_added_latency, measure_memory
 from bench.proxies.setup import ProxyBenchSetup, prepare_setup
 from bench.proxies.workloads import WORKLOADS, Encryption
+from bench.revisions import ModuleBuild
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -31,7 +31,7 @@ _PAUSE_SECONDS = 0.02  # Between two statements of a session.
 class SupervisedEnvoy:
     """An Envoy that is started and stopped by commands, which return at once, like systemd's."""
 
-    stack: LocalCluster
+    directory: Path
     name: str
     admin: str  # host:port
     bootstrap: str
@@ -40,10 +40,8 @@ class SupervisedEnvoy:
     process: EnvoyProcess = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fifo = self.stack.directory / f"{self.name}.fifo"
-        self.process = EnvoyProcess(
-            self.bootstrap, self.stack.directory / self.name, name=self.name, concurrency=2
-        )
+        self.fifo = self.directory / f"{self.name}.fifo"
+        self.process = EnvoyProcess(self.bootstrap, self.directory / self.name, name=self.name, concurrency=2)
 
     def command(self, verb: str) -> str:
         """Return the operator's command that starts or stops this Envoy. `verb` is `start` or `stop`."""
@@ -105,7 +103,7 @@ def make_supervised_envoy(
     if old_text:
         assert old_text in bootstrap
         bootstrap = bootstrap.replace(old_text, new_text)
-    return SupervisedEnvoy(stack, name, admin, bootstrap)
+    return SupervisedEnvoy(stack.directory, name, admin, bootstrap)
 
 
 def first_admin_address(stack: LocalCluster) -> str:

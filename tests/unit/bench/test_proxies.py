@@ -10,7 +10,6 @@ import pytest
 from bench.machine import CpuUsage
 from bench.proxies import haproxy
 from bench.proxies.backends import DatabaseBackend
-from bench.proxies.build_comparison import RevisionNotBuildable, build_revision
 from bench.proxies.comparison import compare_measurement
 from bench.proxies.contenders import (
     InvalidPeer,
@@ -23,6 +22,7 @@ from bench.proxies.interleaving import Block, Measurement, measuring_order
 from bench.proxies.latency_and_memory import client_counts
 from bench.proxies.setup import CpuPinning
 from bench.proxies.workloads import WORKLOADS, Encryption, select_workloads
+from bench.revisions import RevisionNotBuildable, build_revision
 from controlplane.config.settings import Settings
 from sandbox.ports import Ports
 from sandbox.session_certificate import SessionCertificate
