@@ -70,7 +70,7 @@ class ReplicaSet:
         client, prefix = EtcdClient(settings.pd.urls, tls=settings.pd.tls), settings.replicas.prefix
         mirror = EtcdMirror(client, prefix, on_change=self._on_mirror_changed, on_outage=self._on_outage)
         self._lease = Lease(client, settings.replicas.lease_ttl, on_change=self._on_lease_changed)
-        self.local_store = FileStore(settings.state_dir)
+        self.local_store = FileStore(settings.state_dir, is_copy=True)
         self.store = EtcdStore(client, EtcdKeys(prefix), mirror, self.local_store, self._instance)
         self.peer_feed = PeerFeed(settings, clock, self._own_fleet)
         self._metrics_registry = registry

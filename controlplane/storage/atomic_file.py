@@ -1,6 +1,6 @@
 """One value in one file that is replaced atomically: a reader gets the old value or the new one.
 
-An unusable file is moved aside and reported, not deleted.
+A damaged file is moved aside and reported, not deleted. A file of a newer Tidevoy stays where it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from controlplane.aio import ThreadPool
 from controlplane.errors import StateUnavailable
-from controlplane.storage.versioned_codec import DecodeError, VersionedCodec
+from controlplane.storage.versioned_codec import DecodeError, VersionedCodec, WrittenByNewer
 
 T = TypeVar("T")
 
@@ -33,12 +33,17 @@ class ReadResult(Generic[T]):
 class AtomicFile(Generic[T]):
     """A file that contains one frozen dataclass. Only one process may write it (see `file_store`)."""
 
-    def __init__(self, path: Path, codec: VersionedCodec[T]) -> None:
+    def __init__(self, path: Path, codec: VersionedCodec[T], *, is_copy: bool = False) -> None:
+        """`is_copy`: the value is also elsewhere, so even a file of a newer Tidevoy is moved aside."""
         self.path = path
         self._codec = codec
+        self._is_copy = is_copy
 
     async def read(self) -> ReadResult[T]:
-        """Return the value of the last write. Raises OSError if the file cannot be read or moved aside."""
+        """Return the value of the last write.
+
+        Raises OSError if the file cannot be read or moved aside, and WrittenByNewer, which names the file.
+        """
         return await STORAGE_THREADS.run(self._read)
 
     async def write(self, value: T) -> None:
@@ -56,6 +61,8 @@ class AtomicFile(Generic[T]):
         try:
             return ReadResult(self._codec.decode(raw))
         except DecodeError as error:
+            if isinstance(error, WrittenByNewer) and not self._is_copy:
+                raise WrittenByNewer(f"{self.path.name} is unusable, because {error}") from None
             aside = self._move_aside()
             return ReadResult(None, f"{self.path} is unusable, because {error}; it was moved to {aside}")
 

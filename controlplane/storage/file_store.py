@@ -20,10 +20,12 @@ from controlplane.storage.atomic_file import AtomicFile
 from controlplane.storage.file_formats import INTENTS_CODEC, PLAN_CODEC, ROLLOUTS_CODEC, RolloutsFile
 from controlplane.storage.restored_state import sort_steps
 from controlplane.storage.store import LoadedState, SavedPlan, Versioned
+from controlplane.storage.versioned_codec import WrittenByNewer
 
 T = TypeVar("T")
 
 _ACCESS_REMEDY = "give Tidevoy's user read and write access to it, or set another state_dir"
+_NEWER_REMEDY = "run the newer Tidevoy, or move the file away to start without its content"
 
 
 class FileStore:
@@ -33,11 +35,12 @@ class FileStore:
     no other control plane can lead.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_copy: bool = False) -> None:
+        """`is_copy`: the directory is a replica's copy of what is in PD."""
         self.path = path
-        self._intents = AtomicFile(path / "intents.json", INTENTS_CODEC)
-        self._plan = AtomicFile(path / "plan.json", PLAN_CODEC)
-        self._rollouts = AtomicFile(path / "rollouts.json", ROLLOUTS_CODEC)
+        self._intents = AtomicFile(path / "intents.json", INTENTS_CODEC, is_copy=is_copy)
+        self._plan = AtomicFile(path / "plan.json", PLAN_CODEC, is_copy=is_copy)
+        self._rollouts = AtomicFile(path / "rollouts.json", ROLLOUTS_CODEC, is_copy=is_copy)
         self._current_intents = Versioned(Intents())
         self._current_rollouts: dict[str, Versioned[Rollout]] = {}
         self._write_lock = asyncio.Lock()
@@ -53,16 +56,18 @@ class FileStore:
             os.close(lock_fd)
 
     async def load(self) -> LoadedState:
-        """Load the saved state. Unusable files are moved aside and reported in `load_errors`.
+        """Load the saved state. Damaged files are moved aside and reported in `load_errors`.
 
-        Raises ConfigError if a file exists but cannot be read: starting without its intents would put drained
-        nodes back into service.
+        Raises ConfigError if a file exists but cannot be read, or was written by a newer Tidevoy: starting
+        without its intents would put drained nodes back into service.
         """
         try:
             intents, plan = await self._intents.read(), await self._plan.read()
             rollouts = await self._rollouts.read()
         except OSError as error:
             raise self._config_error(f"{error.filename} cannot be read: {error.strerror}") from None
+        except WrittenByNewer as error:
+            raise self._config_error(str(error), _NEWER_REMEDY) from None
         self._current_intents = (
             Versioned(intents.value, 1) if intents.value is not None else Versioned(Intents())
         )

@@ -21,6 +21,10 @@ class DecodeError(Exception):
     """Encoded data is unusable; the message continues "because ..."."""
 
 
+class WrittenByNewer(DecodeError):
+    """A newer Tidevoy wrote the data, so this version must not discard it."""
+
+
 class VersionedCodec(Generic[T]):
     """Encodes frozen dataclasses of one type as bytes, and decodes them.
 
@@ -44,7 +48,7 @@ class VersionedCodec(Generic[T]):
         return header[:-1].encode() + b', "content": ' + content + b"}\n"
 
     def decode(self, raw: bytes) -> T:
-        """Return the value encoded in these bytes. Raises DecodeError."""
+        """Return the value encoded in these bytes. Raises DecodeError, or its subclass WrittenByNewer."""
         try:
             document = json.loads(raw)
         except (ValueError, RecursionError):
@@ -57,7 +61,9 @@ class VersionedCodec(Generic[T]):
             raise DecodeError(f"it does not contain Tidevoy's {self._kind}")
         version = document.get("version")
         if version != self._version:
-            raise DecodeError(f"it has format {version}, and this Tidevoy reads {self._version}")
+            is_newer = isinstance(version, int) and version > self._version
+            error = WrittenByNewer if is_newer else DecodeError
+            raise error(f"it has format {version}, and this Tidevoy reads {self._version}")
         content = document["content"]
         try:
             checksum_matches = document.get("sha256") == _checksum(_canonical_json(content))
@@ -71,7 +77,7 @@ class VersionedCodec(Generic[T]):
         except ValidationError as invalid:
             first = invalid.errors(include_url=False)[0]
             if first["type"] == "unexpected_keyword_argument":
-                raise DecodeError(
+                raise WrittenByNewer(
                     "a newer Tidevoy wrote fields to it that this version does not know"
                 ) from None
             location = ".".join(map(str, first["loc"][1:])) or "the top level"

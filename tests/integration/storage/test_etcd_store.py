@@ -42,7 +42,7 @@ class StoreParts:
         self.mirror = EtcdMirror(
             self.client, KEYS.prefix, on_change=lambda: None, on_outage=lambda outage: None
         )
-        self.local_store = FileStore(directory)
+        self.local_store = FileStore(directory, is_copy=True)
         self.store = EtcdStore(self.client, KEYS, self.mirror, self.local_store, directory.name)
 
 

@@ -133,10 +133,25 @@ def encode_file(content: Any, **head: Any) -> bytes:
         (b"[]", "it does not contain Tidevoy's intents"),
         (b'{"added": {}}', "it does not contain Tidevoy's intents"),
         (encode_file({}, tidevoy="plan"), "it does not contain Tidevoy's intents"),
-        (encode_file({}, version=2), "it has format 2, and this Tidevoy reads 1"),
+        (encode_file({}, version=0), "it has format 0, and this Tidevoy reads 1"),
         (encode_file({}, sha256="0"), "its checksum does not match, so it is damaged or was edited"),
         (encode_file({"weights": {"a:1": "heavy"}}), "its content is invalid at weights.a:1"),
         (encode_file([]), "its content is invalid at the top level"),
+    ],
+)
+async def test_moves_damaged_file_aside(raw: bytes, problem: str, store: FileStore) -> None:
+    file = store.path / "intents.json"
+    file.write_bytes(raw)
+    stored = await store.load()
+    (aside,) = store.path.glob("intents.json.damaged-*")
+    assert stored.load_errors == (f"{file} is unusable, because {problem}; it was moved to {aside}",)
+    assert (stored.intents.value, aside.read_bytes(), file.exists()) == (Intents(), raw, False)
+
+
+@pytest.mark.parametrize(
+    ("raw", "problem"),
+    [
+        (encode_file({}, version=2), "it has format 2, and this Tidevoy reads 1"),
         (encode_file({"rollouts": {}}), "a newer Tidevoy wrote fields to it that this version does not know"),
         (
             encode_file({"drains": {"a:1": {"since": 1, "deadline_seconds": 2, "problem": "x"}}}),
@@ -144,13 +159,17 @@ def encode_file(content: Any, **head: Any) -> bytes:
         ),
     ],
 )
-async def test_moves_unusable_file_aside(raw: bytes, problem: str, store: FileStore) -> None:
+async def test_refuses_file_of_a_newer_version(raw: bytes, problem: str, store: FileStore) -> None:
     file = store.path / "intents.json"
     file.write_bytes(raw)
-    stored = await store.load()
+    with pytest.raises(ConfigError) as raised:
+        await store.load()
+    assert f"intents.json is unusable, because {problem}; run the newer Tidevoy" in str(raised.value)
+    assert (file.read_bytes(), [*store.path.glob("*.damaged-*")]) == (raw, [])
+    # A replica has the intents in PD, too.
+    stored = await FileStore(store.path, is_copy=True).load()
     (aside,) = store.path.glob("intents.json.damaged-*")
     assert stored.load_errors == (f"{file} is unusable, because {problem}; it was moved to {aside}",)
-    assert (stored.intents.value, aside.read_bytes(), file.exists()) == (Intents(), raw, False)
 
 
 async def test_damaged_files_do_not_overwrite_each_other(store: FileStore) -> None:
