@@ -34,7 +34,7 @@ REAL_TIDB = $(if $(findstring --fake-tidb,$(ARGS)),,$(or $(findstring --tidb-bin
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run ci test test-tidb test-releases lint audit fmt bench fuzz matrix soak test-switches lock clean
+.PHONY: help run ci test test-tidb test-releases test-upgrade lint audit fmt bench fuzz matrix soak test-switches lock clean
 .PHONY: packages-for-tests clients test-rust lint-python lint-rust test-python
 
 help: ## this list
@@ -68,6 +68,10 @@ test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN
 
 test-releases: $(READY) ## test all releases of TiDB that are here, and write docs/reference/tidb-releases.md
 	@TIDEVOY_RELEASE_PAGE=docs/reference/tidb-releases.md $(MAKE) --no-print-directory test-tidb ARGS=tests/tidb/releases
+
+test-upgrade: $(READY) $(MODULE) ## upgrade and roll back Tidevoy itself: this build, TIDEVOY_PREVIOUS_REV, and one like the next release
+	@PYTHON=$(PYTHON) sandbox/install.sh test
+	@exec $(BIN)/pytest --capture=no $(or $(ARGS),tests/upgrade)
 
 packages-for-tests:
 	@PYTHON=$(PYTHON) sandbox/install.sh test

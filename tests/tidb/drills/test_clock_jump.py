@@ -61,14 +61,18 @@ class ClockStack:
 async def clocked(tmp_path: Path, cluster: TidbCluster) -> AsyncIterator[ClockStack]:
     prefix = f"/{uuid.uuid4().hex}/"
     clock = WallClock.build(tmp_path)
-    replicas = {"replicas": {"enabled": True, "name": "first", "prefix": prefix}}
+    settings = {
+        "replicas": {"enabled": True, "name": "first", "prefix": prefix},
+        # Other processes on this machine must not delay the sessions' return to a node.
+        "balance": {"policy": "connection"},
+    }
     with Ports() as ports:
-        async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=replicas) as stack:
+        async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
             for server in (stack.control_plane, stack.envoy):
                 clock.apply_to(server)
                 await server.restart()
             await stack.wait_until(lambda: stack.is_in_service(len(stack.tidb)), "active nodes", 30.0)
-            settings = {
+            second_settings = {
                 **stack.control_plane.settings,
                 "replicas": {"enabled": True, "name": "second", "prefix": prefix},
                 "xds": {"listen": f"127.0.0.1:{ports.allocate()}"},
@@ -76,7 +80,7 @@ async def clocked(tmp_path: Path, cluster: TidbCluster) -> AsyncIterator[ClockSt
                 "state_dir": str(tmp_path / "second-state"),
             }
             async with (
-                ControlPlaneProcess(tmp_path / "second", settings) as second,
+                ControlPlaneProcess(tmp_path / "second", second_settings) as second,
                 http_client(second.api_url) as follower,
             ):
                 await wait_until(lambda: has_all_replicas(follower))
