@@ -35,10 +35,14 @@ class WallClock:
         offset_file.write_bytes(_OFFSET.pack(0))
         return cls(library, offset_file)
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of a process that uses this clock."""
+        return {"LD_PRELOAD": str(self._library), "WALL_CLOCK_OFFSET_FILE": str(self._offset_file)}
+
     def apply_to(self, server: Server) -> None:
         """Use this clock from the server's next start on."""
-        variables = {"LD_PRELOAD": str(self._library), "WALL_CLOCK_OFFSET_FILE": str(self._offset_file)}
-        server.extra_variables = {**server.extra_variables, **variables}
+        server.extra_variables = {**server.extra_variables, **self.variables}
 
     def set_offset(self, seconds: int) -> None:
         """Set how far the clock is ahead of the true time."""
