@@ -66,6 +66,9 @@ def show_nodes(
     if address is not None:
         _print_migration_blockers(answer)
     for node in listing["nodes"]:
+        check = node["health"].get("statement")  # an older control plane does not have it
+        if check is not None and check["status"] == "misconfigured":
+            print_note(f"{node['address']} is not checked: {check['reason']}")
         show_ejections(node)
         if node["rebalance"]:
             print_note(f"{node['address']}: {node['rebalance']} sessions are to migrate to other nodes")

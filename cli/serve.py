@@ -54,7 +54,7 @@ def _freeze_garbage_collection() -> None:
 def _raise_descriptor_limit() -> None:
     """Raise the limit of file descriptors to its maximum.
 
-    Health checks use up to two descriptors per node, and the default limit is often 1024.
+    Health checks use two or more descriptors per node, and the default limit is often 1024.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

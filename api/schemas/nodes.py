@@ -95,6 +95,7 @@ class HealthChecks(ResponseModel):
 
     status: HealthCheck | None
     sql: HealthCheck | None
+    statement: HealthCheck | None
 
 
 class Drain(ResponseModel):

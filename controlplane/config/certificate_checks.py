@@ -20,6 +20,7 @@ def check_certificates(settings: Settings) -> list[InvalidSetting]:
     problems = [problem for path, tls in tls_sections(settings) for problem in check_section(path, tls)]
     for path, ca in (
         (("balance", "prometheus", "ca"), settings.balance.prometheus.ca),
+        (("health", "statement", "ca"), settings.health.statement.ca),
         (("rollouts", "probe", "ca"), settings.rollouts.probe.ca),
     ):
         problems.extend(_check_file(path, ca))

@@ -71,8 +71,8 @@ def startup_warnings(settings: Settings) -> list[str]:
         ),
         "allow_unauthenticated is true; anyone who can reach api.listen or xds.listen controls the"
         " balancer": settings.allow_unauthenticated,
-        "both health checks are off; a dead node is detected only by each Envoy's failed connections": not (
-            health.status.enabled or health.sql.enabled
+        "all health checks are off; a dead node is detected only by each Envoy's failed connections": not (
+            health.status.enabled or health.sql.enabled or health.statement.enabled
         ),
     }
     return [warning for warning, applies in warnings.items() if applies]

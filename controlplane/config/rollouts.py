@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
+from controlplane.config.login import LoginSettings
 from controlplane.config.types import (
     File,
     HttpUrl,
@@ -69,19 +70,13 @@ class ActionSettings(SettingsSection):
         return self
 
 
-class LoginProbeSettings(SettingsSection):
+class LoginProbeSettings(LoginSettings):
     """A session that is opened on a restarted node before it gets clients again."""
 
     user: str | None = setting(None)
     """User to log in as; default: no login, and no statement is run."""
-    password_file: File | None = setting(None)
-    """File with the user's password, read for each login; default: empty password."""
-    statement: str = setting("SELECT 1", max_length=65_536)
-    """Statement that must succeed."""
-    ca: File | None = setting(None)
-    """CA bundle (PEM) that nodes' certificates must chain to; default: without TLS."""
     timeout: float = setting(5.0, unit="seconds", ge=1, le=60)
-    """Timeout of each step of the probe."""
+    """Timeout of the login and the statement together."""
 
 
 def _validate_action_name(value: str) -> str:

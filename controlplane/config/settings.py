@@ -21,6 +21,7 @@ from controlplane.config.balance import (
     RebalanceSettings,
     ZoneSettings,
 )
+from controlplane.config.login import LoginSettings
 from controlplane.config.module import ModuleSettings
 from controlplane.config.own_tls import ClientTls, XdsTls
 from controlplane.config.replicas import ReplicaSettings
@@ -122,11 +123,37 @@ class SqlCheckSettings(CheckSettings):
     """A connection to the SQL port, on which the node must send its greeting."""
 
 
+class StatementCheckSettings(LoginSettings, CheckSettings):
+    """A login to the SQL port, and a statement that must end within `timeout`.
+
+    It finds a node that greets and answers `GET /status`, but runs no statements. Each probe opens a session
+    and closes it. After `fall` timeouts in a row, a node is probed only every 30 s. If a node rejects the
+    login or the statement because of the user, its privileges or the settings here, the other checks alone
+    decide about the node. While a node has too many connections (error 1040), its previous result stays.
+    """
+
+    enabled: bool = setting(False)
+    """Whether this check runs; it needs `user`."""
+    interval: float = setting(5.0, unit="seconds", ge=0.05, le=300)
+    """Seconds from the start of a probe to the start of the next."""
+    timeout: float = setting(3.0, unit="seconds", ge=0.1, le=60)
+    """Timeout of the login and the statement together."""
+
+    @model_validator(mode="after")
+    def _check_user(self) -> StatementCheckSettings:
+        if self.enabled and self.user is None:
+            raise SettingError("is true, but user is not set", "set user too", key="enabled")
+        return self
+
+
 class HealthCheckSettings(SettingsSection):
     """Health checks of nodes."""
 
     status: StatusCheckSettings = section(StatusCheckSettings, "Checks the status that a node reports.")
     sql: SqlCheckSettings = section(SqlCheckSettings, "Checks whether a node accepts clients.")
+    statement: StatementCheckSettings = section(
+        StatementCheckSettings, "Checks whether a node runs statements."
+    )
 
 
 class DrainSettings(SettingsSection):
@@ -309,10 +336,13 @@ def build_policy(settings: Settings) -> Policy:
     return Policy(
         status_check=settings.health.status.enabled,
         sql_check=settings.health.sql.enabled,
+        statement_check=settings.health.statement.enabled,
         status_rise=settings.health.status.rise,
         status_fall=settings.health.status.fall,
         sql_rise=settings.health.sql.rise,
         sql_fall=settings.health.sql.fall,
+        statement_rise=settings.health.statement.rise,
+        statement_fall=settings.health.statement.fall,
         registration_grace=settings.drain.registration_grace,
         gone_grace=settings.drain.gone_grace,
         panic_threshold=settings.balance.panic_threshold,

@@ -197,7 +197,7 @@ class _NodeStep(NamedTuple):
 
 
 class VerdictKind(Enum):
-    """The combined result of the SQL check and the status check of a node."""
+    """The combined result of the checks of a node."""
 
     UP = "up"
     DOWN = "down"
@@ -223,7 +223,7 @@ def evaluate_health(
     shutting down" is STOPPING unless its SQL check fails: it must get no new sessions, because TiDB sets its
     status to HTTP 500 before it closes its listener (pingcap/tidb pkg/server/server.go).
     """
-    sql = status = _UP
+    sql = status = statement = _UP
     if policy.sql_check:
         sql = _evaluate_check(health.sql, policy.sql_rise, policy.sql_fall, recovering, serving)
     if sql.kind is VerdictKind.DOWN:
@@ -232,7 +232,12 @@ def evaluate_health(
         status = _evaluate_check(health.status, policy.status_rise, policy.status_fall, recovering, serving)
     if status.kind in (VerdictKind.DOWN, VerdictKind.STOPPING):
         return status
-    return sql if sql.kind is VerdictKind.UNDECIDED else status
+    if policy.statement_check:
+        rise, fall = policy.statement_rise, policy.statement_fall
+        statement = _evaluate_check(health.statement, rise, fall, recovering, serving)
+    if statement.kind is VerdictKind.DOWN:
+        return statement
+    return next((check for check in (sql, status) if check.kind is VerdictKind.UNDECIDED), statement)
 
 
 _UP = HealthVerdict(VerdictKind.UP)
@@ -248,6 +253,10 @@ def _evaluate_check(
     if probe.status is CheckStatus.FAIL:
         is_down = probe.consecutive >= (fall if serving else 1)
         return HealthVerdict(VerdictKind.DOWN if is_down else VerdictKind.UNDECIDED, probe.reason)
+    if probe.status is not CheckStatus.PASS:
+        # The check could not run: a wrong password must not keep nodes out of service. So the other checks
+        # decide, as if this check were off.
+        return _UP
     if probe.consecutive >= (rise if recovering else 1):
         return _UP
     return HealthVerdict(VerdictKind.UNDECIDED, "it passes its checks again, but not for long enough yet")

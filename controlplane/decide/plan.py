@@ -73,6 +73,7 @@ def has_completed_first_checks(planned: Plan, facts: Facts, policy: Policy) -> b
         node_plan.state is State.JOINING
         and (
             (policy.sql_check and health.sql is None)
+            or (policy.statement_check and health.statement is None)
             or (policy.status_check and node_plan.node.status_address is not None and health.status is None)
         )
         for address, node_plan in planned.nodes.items()
@@ -83,7 +84,7 @@ def has_completed_first_checks(planned: Plan, facts: Facts, policy: Policy) -> b
 def _is_unchanged(past: NodePlan, node: Node, facts: Facts, intents: Intents, policy: Policy) -> bool:
     """Return whether a node in service stays unchanged: the common case, which needs no full computation."""
     health = facts.health.get(node.address, _UNCHECKED_HEALTH)
-    sql, status = health.sql, health.status
+    sql, status, statement = health.sql, health.status, health.statement
     return (
         past.state is State.ACTIVE
         and past.node is node
@@ -97,6 +98,9 @@ def _is_unchanged(past: NodePlan, node: Node, facts: Facts, intents: Intents, po
             not policy.status_check
             or node.status_address is None
             or (status is not None and status.status is CheckStatus.PASS)
+        )
+        and (
+            not policy.statement_check or (statement is not None and statement.status is not CheckStatus.FAIL)
         )
         # If the address equals the endpoint, it is a literal IP and needs no resolution.
         and (past.endpoint == node.address or resolve_endpoint(node, past, facts)[0] == past.endpoint)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from controlplane.model.health import Health
+from controlplane.model.health import CheckStatus, Health
 from controlplane.model.intents import Intents, OnDeadline
 from controlplane.model.module_switches import NO_OVERRIDES, SWITCHES, SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP, Source, State, Topology
@@ -33,6 +33,7 @@ _WARNING_KINDS = frozenset(
         "envoy.problem",
         "envoy.denied",
         "health.certificates_rejected",
+        "node.check_misconfigured",
         "node.migration_blocker",
         "rollout.not_recorded",
         "rollout.paused",
@@ -221,6 +222,15 @@ def migration_blocker_events(address: str, before: Health, after: Health) -> Ite
     for blocker in after.migration_blockers:
         if blocker not in before.migration_blockers:
             yield EventDraft("node.migration_blocker", address, f"{address}: {blocker}")
+
+
+def check_problem_events(address: str, before: Health, after: Health) -> Iterator[EventDraft]:
+    """Yield an event if the settings or the user of the statement check now prevent it."""
+    past, now = before.statement, after.statement
+    if now is None or now.status is not CheckStatus.MISCONFIGURED:
+        return
+    if past is None or (past.status, past.reason) != (now.status, now.reason):
+        yield EventDraft("node.check_misconfigured", address, f"{address} is not checked: {now.reason}")
 
 
 def drain_finished(address: str, progress: DrainProgress) -> EventDraft:

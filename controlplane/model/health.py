@@ -14,6 +14,8 @@ class CheckStatus(StrEnum):
     PASS = "pass"  # noqa: S105 - not a password
     FAIL = "fail"
     STOPPING = "stopping"  # the node responds and reports that it is starting up or shutting down
+    FULL = "full"  # the node has too many connections to be checked
+    MISCONFIGURED = "misconfigured"  # the settings of the check or the user's privileges prevent it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Health:
 
     status: CheckResult | None = None
     sql: CheckResult | None = None
+    statement: CheckResult | None = None
     connections: int | None = None  # TiDB's own count of client connections, from `GET /status`
     connections_at: float | None = None
     version: str = ""  # MySQL-style version from `GET /status`

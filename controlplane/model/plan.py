@@ -35,10 +35,13 @@ class Policy:
 
     status_check: bool = True
     sql_check: bool = True
+    statement_check: bool = False
     status_rise: int = 2
     status_fall: int = 3
     sql_rise: int = 2
     sql_fall: int = 3
+    statement_rise: int = 2
+    statement_fall: int = 3
     registration_grace: float = 60.0
     gone_grace: float = 600.0
     panic_threshold: float = 0.25

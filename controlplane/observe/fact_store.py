@@ -11,6 +11,7 @@ from types import MappingProxyType
 from controlplane.events.event_log import EventLog
 from controlplane.events.event_messages import (
     EventDraft,
+    check_problem_events,
     migration_blocker_events,
     module_config_rejected,
     node_metrics_events,
@@ -126,9 +127,13 @@ class FactStore:
             before is None
             or _may_change_verdict(before.status, health.status, policy.status_rise, policy.status_fall)
             or _may_change_verdict(before.sql, health.sql, policy.sql_rise, policy.sql_fall)
+            or _may_change_verdict(
+                before.statement, health.statement, policy.statement_rise, policy.statement_fall
+            )
         ):
             self.changed.set()
         self._emit(migration_blocker_events(address, before or Health(), health))
+        self._emit(check_problem_events(address, before or Health(), health))
 
     def put_node_metrics(self, metrics: Mapping[str, NodeMetrics], outage: str) -> None:
         """Store the metrics of all nodes. `outage`: why metrics are unavailable, or empty."""

@@ -57,8 +57,8 @@ class RolloutNodeView:
     # not registered, fails a check, or is still pending.
     healthy_since: float | None = None
     failure: str = ""  # why `healthy_since` is None, as a clause about the node
-    # How many SQL checks, and how many status checks, in a row had the same result.
-    consecutive: tuple[int, int] = (0, 0)
+    # How many SQL, status and statement checks in a row had the same result.
+    consecutive: tuple[int, ...] = (0, 0, 0)
     greeted_at: float | None = None  # when its SQL port was checked last; None if that check failed
     is_warmed_up: bool = False  # it is in service, and its slow start is over
     login_result: LoginResult | None = None  # the latest
@@ -160,8 +160,8 @@ def _view_node(
     planned, policy = cluster.plan.nodes[step.address], cluster.policy
     node, address, active_since = planned.node, step.address, planned.active_since
     health = cluster.facts.health.get(address, _UNCHECKED_HEALTH)
-    sql, status = health.sql, health.status
-    consecutive = (sql.consecutive if sql is not None else 0, status.consecutive if status is not None else 0)
+    sql, checks = health.sql, (health.sql, health.status, health.statement)
+    consecutive = tuple(check.consecutive if check is not None else 0 for check in checks)
     # Health is tracked only from a node's turn on, because thousands of nodes may be pending.
     is_tracked = step.drain_requested_at is not None
     failure = _health_failure(planned, health, policy) if is_tracked else ""

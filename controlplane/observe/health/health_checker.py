@@ -10,11 +10,13 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import structlog
 
+from controlplane import address as addresses
 from controlplane.aio import KeyedTasks
 from controlplane.clock import Clock
 from controlplane.config.settings import CheckSettings, HealthCheckSettings
@@ -28,6 +30,7 @@ from controlplane.observe.health.probes import (
     ProbeResult,
     StatusProbe,
 )
+from controlplane.observe.health.statement_probe import MAX_CONCURRENT_PROBES, StatementProbe
 
 log = structlog.get_logger("tidevoy.health")
 
@@ -62,6 +65,7 @@ class CheckTarget:
 class CheckKind(Enum):
     STATUS = "status"
     SQL = "sql"
+    STATEMENT = "statement"
 
 
 @dataclass
@@ -92,6 +96,7 @@ class HealthChecker:
         self._tls = tls
         self._nodes: dict[str, _NodeChecks] = {}
         self._checks = KeyedTasks[tuple[str, CheckKind]]("check of")
+        self._statement_slots = asyncio.Semaphore(MAX_CONCURRENT_PROBES)
         self._last_logged_at = -math.inf
 
     def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
@@ -116,7 +121,7 @@ class HealthChecker:
             kind
             for kind in CheckKind
             if _check_settings(settings, kind) != _check_settings(self._settings, kind)
-            or (kind is CheckKind.SQL and proxy_protocol != self._proxy_protocol)
+            or (kind is not CheckKind.STATUS and proxy_protocol != self._proxy_protocol)
         ]
         self._settings, self._proxy_protocol = settings, proxy_protocol
         nodes = list(self._nodes.values())
@@ -137,7 +142,7 @@ class HealthChecker:
         enabled = [kind for kind in kinds if _check_settings(self._settings, kind).enabled]
         for position, node in enumerate(nodes):
             for kind in enabled:
-                if kind is CheckKind.SQL or node.target.status_endpoint:
+                if kind is not CheckKind.STATUS or node.target.status_endpoint:
                     delay = position * _START_SPACING_SECONDS
                     self._checks.start((node.target.address, kind), self._check_loop, node, kind, delay)
 
@@ -155,9 +160,11 @@ class HealthChecker:
             # The second probe comes early by a random time, which spreads the nodes over the interval.
             due_at = loop.time() - random.uniform(0, check.interval)
             while True:
-                probe_started_at, tolerance = loop.time(), 0.0
+                tolerance = 0.0
                 try:
-                    result = await probe.run(check.timeout)
+                    async with self._statement_slots if kind is CheckKind.STATEMENT else nullcontext():
+                        probe_started_at = loop.time()  # after a wait for other probes
+                        result = await probe.run(check.timeout)
                 except LocalResourceError as error:
                     self._log_limited(str(error))
                 else:
@@ -169,7 +176,8 @@ class HealthChecker:
                         self._set_health(node, health_after_probe(node.health, kind, result, self._clock()))
                         if isinstance(probe, StatusProbe):
                             await self._refresh_migration_blockers(node, probe, result, check)
-                due_at = next_probe_at(due_at, check.interval, loop.time(), tolerance)
+                interval = max(check.interval, probe.min_interval)
+                due_at = next_probe_at(due_at, interval, loop.time(), tolerance)
                 await asyncio.sleep(due_at - loop.time())
         finally:
             probe.close()
@@ -193,6 +201,13 @@ class HealthChecker:
     def _create_probe(self, target: CheckTarget, kind: CheckKind) -> Probe:
         if kind is CheckKind.STATUS and target.status_endpoint is not None:
             return StatusProbe(target.status_endpoint, target.status_host, self._tls)
+        if kind is CheckKind.STATEMENT:
+            return StatementProbe(
+                target.sql_endpoint,
+                addresses.split(target.address)[0],
+                self._settings.statement,
+                proxy_protocol=self._proxy_protocol,
+            )
         return GreetingProbe(target.sql_endpoint, proxy_protocol=self._proxy_protocol)
 
     def _set_health(self, node: _NodeChecks, health: Health) -> None:
@@ -207,11 +222,19 @@ class HealthChecker:
 
 
 def health_after_probe(health: Health, kind: CheckKind, result: ProbeResult, at: float) -> Health:
-    """Return the health after one more probe. The connection count stays if the probe fails."""
-    previous = health.status if kind is CheckKind.STATUS else health.sql
+    """Return the health after one more probe.
+
+    The connection count stays if the probe fails. A full node keeps its previous result: it may be full
+    because it runs no statements, or although it runs them.
+    """
+    previous: CheckResult | None = getattr(health, kind.value)
+    if result.status is CheckStatus.FULL and previous is not None:
+        return health
     is_repeated = previous is not None and previous.status is result.status
     consecutive = previous.consecutive + 1 if previous is not None and is_repeated else 1
     check_result = CheckResult(result.status, result.reason, consecutive, at)
+    if kind is CheckKind.STATEMENT:
+        return replace(health, statement=check_result)
     if kind is CheckKind.SQL:
         # The version in the greeting is used only if there is no status check.
         greeted_version = result.version if health.status is None else ""
@@ -234,10 +257,11 @@ def next_probe_at(due_at: float, interval: float, now: float, tolerance: float =
 
 
 def _without_check(health: Health, kind: CheckKind) -> Health:
-    if kind is CheckKind.SQL:
-        return replace(health, sql=None)
-    return replace(health, status=None, connections=None, connections_at=None, migration_blockers=())
+    if kind is CheckKind.STATUS:
+        return replace(health, status=None, connections=None, connections_at=None, migration_blockers=())
+    return replace(health, sql=None) if kind is CheckKind.SQL else replace(health, statement=None)
 
 
 def _check_settings(settings: HealthCheckSettings, kind: CheckKind) -> CheckSettings:
-    return settings.status if kind is CheckKind.STATUS else settings.sql
+    check: CheckSettings = getattr(settings, kind.value)
+    return check

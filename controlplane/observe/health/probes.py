@@ -1,4 +1,4 @@
-"""The two probes of a node: `GET /status` on the status port, and the MySQL greeting on the SQL port.
+"""Two of the probes of a node: `GET /status` on the status port, and the MySQL greeting on the SQL port.
 
 A probe returns a `ProbeResult` whatever the node does. It raises only `LocalResourceError`, if this machine
 cannot probe. One event loop probes thousands of nodes every second, so probes must be cheap: the connection
@@ -34,7 +34,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |$)")
 _DIGITS = {10: re.compile(rb"[0-9]{1,15}"), 16: re.compile(rb"[0-9A-Fa-f]{1,15}")}
 
 # PROXY protocol v2, command LOCAL: a connection of the proxy itself (haproxy.org, proxy-protocol.txt, 2.2).
-_PROXY_LOCAL = b"\r\n\r\n\x00\r\nQUIT\n" + bytes([0x20, 0x00, 0x00, 0x00])
+PROXY_LOCAL = b"\r\n\r\n\x00\r\nQUIT\n" + bytes([0x20, 0x00, 0x00, 0x00])
 
 _FILE_LIMIT_ERRNOS = (errno.EMFILE, errno.ENFILE)
 _LOCAL_RESOURCE_ERRNOS = (*_FILE_LIMIT_ERRNOS, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
@@ -77,6 +77,8 @@ class Probe:
         self._ip, self._port = addresses.split(endpoint)
         self._port_name = port_name
         self._is_connected = False
+        self.min_interval = 0.0
+        """Seconds between two probes if this is longer than the interval in the settings."""
 
     async def run(self, timeout: float) -> ProbeResult:
         """Probe once, within `timeout` seconds. Raises LocalResourceError if this machine cannot probe."""
@@ -92,7 +94,7 @@ class Probe:
         except EOFError:
             failure = self._on_eof
         except OSError as error:
-            failure = _describe_error(error, self._port_name)
+            failure = describe_error(error, self._port_name)
         return ProbeResult(CheckStatus.FAIL, f"{self._port_name} {failure}")
 
     def close(self) -> None:
@@ -209,7 +211,7 @@ def _evaluate_status(code: int, body: bytes, url: str) -> ProbeResult:
         connections = version = None
     if type(connections) is not int or not isinstance(version, str):
         raise _ProbeFailure("answers, but not with TiDB's status as JSON")
-    return ProbeResult(CheckStatus.PASS, f"{url} answers", connections, _printable(version))
+    return ProbeResult(CheckStatus.PASS, f"{url} answers", connections, printable(version))
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: Mapping[bytes, bytes]) -> tuple[bytes, bool]:
@@ -277,7 +279,7 @@ class GreetingProbe(Probe):
             await loop.sock_connect(connection, (self._ip, self._port))
             self._is_connected = True
             if self._proxy_protocol:
-                await loop.sock_sendall(connection, _PROXY_LOCAL)
+                await loop.sock_sendall(connection, PROXY_LOCAL)
             return evaluate_greeting(await self._read_first_packet(connection), self._port_name)
 
     async def _read_first_packet(self, connection: socket.socket) -> bytes:
@@ -295,7 +297,7 @@ class GreetingProbe(Probe):
             if len(data) >= 4:
                 expected = 4 + int.from_bytes(data[:3], "little")
                 if expected > _MAX_GREETING_BYTES or expected == 4:
-                    text = _printable(data[:16])
+                    text = printable(data[:16])
                     raise _ProbeFailure(f"greets with {text!r}, which is not the MySQL protocol")
         return data[4:expected]
 
@@ -309,23 +311,21 @@ def evaluate_greeting(packet: bytes, port_name: str) -> ProbeResult:
     if packet[0] == 0xFF and len(packet) >= 3:
         code = int.from_bytes(packet[1:3], "little")
         text = packet[9:] if packet[3:4] == b"#" else packet[3:]
-        return ProbeResult(
-            CheckStatus.FAIL, f"{port_name} rejects sessions: error {code}, {_printable(text)}"
-        )
+        return ProbeResult(CheckStatus.FAIL, f"{port_name} rejects sessions: error {code}, {printable(text)}")
     version, terminator, _ = packet[1:].partition(b"\0")
     if packet[0] != 10 or not terminator:
         return ProbeResult(CheckStatus.FAIL, f"{port_name} sends a first packet that is not a MySQL greeting")
-    return ProbeResult(CheckStatus.PASS, f"{port_name} greets", version=_printable(version))
+    return ProbeResult(CheckStatus.PASS, f"{port_name} greets", version=printable(version))
 
 
-def _printable(text: str | bytes) -> str:
+def printable(text: str | bytes) -> str:
     """Make text from the network safe for a log line: at most 200 characters, no control characters."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in text[:200])
 
 
-def _describe_error(error: OSError, target: str) -> str:
+def describe_error(error: OSError, target: str) -> str:
     """Describe a connection error; the text continues the name of the target.
 
     Raises LocalResourceError if this machine causes the error.

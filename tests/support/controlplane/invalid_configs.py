@@ -391,6 +391,14 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         "health: {status: {client_tls: {ca: good.pem}}}\n",
         ("F:1: health.status.client_tls: is set, but tls is false; set tls: true, or remove client_tls",),
     ),
+    "statement_check_without_user": InvalidConfig(
+        "health: {statement: {enabled: true}}\n",
+        ("F:1: health.statement.enabled: is true, but user is not set; set user too",),
+    ),
+    "statement_check_too_fast": InvalidConfig(
+        "health: {statement: {timeout: 0.05}}\n",
+        ("F:1: health.statement.timeout: 0.05 is not allowed; write a number of seconds from 0.1 to 60",),
+    ),
     "several": InvalidConfig(
         "log:\n  level: loud\nhealth:\n  sql:\n    rise: x\n",
         (

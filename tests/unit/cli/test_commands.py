@@ -23,6 +23,7 @@ ANSWERS: dict[str, Any] = yaml.safe_load("""
       {address: 'a:1', state: drained, sessions: 0, connections: null, weight: 100, source: manual,
        version: '', since: &at '2026-11-22T10:00:05.5Z', reason: healthy, zone: null, endpoint: 'h:1',
        migration_blockers: [TLS is off], ejected_by: [], rebalance: 2, drain: null, eds_health: null,
+       health: {status: null, sql: null, statement: {status: misconfigured, reason: no such user}},
        metrics: {memory: 0.456, cpu: null},
        explanation: {share: 0.25, weight: 50, sentence: memory is high, factors: [
          {name: connections, score: 12.4, share: null}, {name: health, score: 1, share: 0.5},
@@ -119,6 +120,7 @@ ENVOY_NOTES = [
     "e/1: it is old",
     "e/1 uses older settings until that Envoy restarts: x, y; .*",
 ]
+UNCHECKED = "a:1 is not checked: no such user"
 ROLLOUT_ROWS = [
     "ID  PHASE  NODES  FAILED  ACTION  BY  CREATED  REASON",
     f"r/1  done  0/0  0  manual  anna  {TIME}",
@@ -134,8 +136,8 @@ REPLICA_ROWS = [
 @pytest.mark.parametrize(
     ("command", "rows", "notes"),
     [
-        ("nodes", [NODE_HEADERS, NODE_ROW], [REBALANCE, *NODE_NOTES]),
-        ("nodes a:1", [NODE_HEADERS, NODE_ROW], ["a:1: TLS is off", REBALANCE]),
+        ("nodes", [NODE_HEADERS, NODE_ROW], [UNCHECKED, REBALANCE, *NODE_NOTES]),
+        ("nodes a:1", [NODE_HEADERS, NODE_ROW], ["a:1: TLS is off", UNCHECKED, REBALANCE]),
         ("nodes --explain", [EXPLANATION_HEADERS, EXPLANATION], []),
         ("envoys", ENVOY_ROWS, ENVOY_NOTES),
         ("replicas", REPLICA_ROWS, ["r2 is down"]),

@@ -26,7 +26,12 @@ SWITCHES = {
     "xds.tls.client_ca": "xds.tls.verify_node_id",
     "api.tls.client_ca": "api.clients",
 }
-NEEDED_BY_REPLICAS = {"pd.urls", "xds.tls.client_ca"}
+# Settings that another setting needs.
+NEEDED_BY = {
+    "pd.urls": "replicas.enabled",
+    "xds.tls.client_ca": "replicas.enabled",
+    "health.statement.user": "health.statement.enabled",
+}
 
 
 @pytest.mark.parametrize(
@@ -41,8 +46,8 @@ def test_reload_reports_when_each_change_takes_effect(path: schema.SettingPath, 
         for key, value in NON_DEFAULTS.items()
         if disabled not in key or key.split(".")[-1] not in PAIRED
     }
-    if name in NEEDED_BY_REPLICAS:
-        del base["replicas.enabled"]
+    if name in NEEDED_BY:
+        del base[NEEDED_BY[name]]
     other = "/third" if name.endswith((".cert", ".key")) else field.default
     if name == "tls.client.mode":
         other = "optional"  # `required` is the base value, and `disabled` rejects the certificates
@@ -117,7 +122,8 @@ def test_build_policy_copies_settings() -> None:
         0.5,
         1.5,
     )
-    assert (policy.status_check, policy.sql_check) == (False, False)
+    assert (policy.status_check, policy.sql_check, policy.statement_check) == (False, False, True)
+    assert (policy.statement_rise, policy.statement_fall) == (5, 5)
     assert policy.groups == (NodeGroup("olap", {"use": "olap"}),)
     assert (policy.backup_labels, policy.zone_label, policy.zone_overload_ratio) == (
         {"role": "backup"},

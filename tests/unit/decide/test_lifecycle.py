@@ -443,17 +443,70 @@ def test_status_check_needs_a_status_address() -> None:
 
 
 def test_disabled_checks_are_ignored() -> None:
-    observation = NodeObservation(
+    planned = advance(None, observed(DOWN), replace(POLICY, status_check=False, sql_check=False), NOW)
+    assert planned is not None
+    assert planned.state is State.ACTIVE
+
+
+PASSING, FAILING = probe("pass", 9), probe("fail", 3)
+STATEMENT_POLICY = replace(POLICY, statement_check=True, statement_rise=2, statement_fall=3)
+
+
+@pytest.mark.parametrize(
+    ("past", "statement", "expected"),
+    [
+        (State.ACTIVE, PASSING, State.ACTIVE),
+        (State.ACTIVE, None, State.ACTIVE),
+        (State.ACTIVE, probe("fail", 2), State.ACTIVE),
+        (State.ACTIVE, FAILING, State.UNHEALTHY),
+        (State.UNHEALTHY, probe("pass", 1), State.UNHEALTHY),
+        (State.UNHEALTHY, probe("pass", 2), State.ACTIVE),
+        (State.JOINING, None, State.JOINING),
+        (State.JOINING, probe("fail", 1), State.JOINING),
+        (State.JOINING, probe("pass", 1), State.ACTIVE),
+        # The check could not run, so the other checks decide.
+        *(
+            (past, probe(status), State.ACTIVE)
+            for past in (State.JOINING, State.ACTIVE, State.UNHEALTHY)
+            for status in ("misconfigured", "full")
+        ),
+    ],
+)
+def test_statement_check(past: State, statement: CheckResult | None, expected: State) -> None:
+    node_health = Health(status=PASSING, sql=PASSING, statement=statement)
+    planned = advance(previous_plan(past), observed(node_health), STATEMENT_POLICY, NOW)
+    assert planned is not None
+    assert planned.state is expected
+    if expected is State.UNHEALTHY and past is State.ACTIVE:
+        assert planned.reason == FAILING.reason
+    disabled = advance(previous_plan(past), observed(node_health), POLICY, NOW)
+    assert disabled is not None
+    assert disabled.state is State.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("node_health", "expected"),
+    [
+        (Health(probe("stopping"), PASSING, FAILING), State.DRAINING),
+        (Health(FAILING, PASSING, PASSING), State.UNHEALTHY),
+        (Health(PASSING, FAILING, PASSING), State.UNHEALTHY),
+    ],
+)
+def test_other_checks_take_precedence_over_the_statement_check(node_health: Health, expected: State) -> None:
+    planned = advance(previous_plan(State.ACTIVE), observed(node_health), STATEMENT_POLICY, NOW)
+    assert planned is not None
+    assert planned.state is expected
+
+
+def observed(node_health: Health) -> NodeObservation:
+    return NodeObservation(
         node=NODE,
         is_listed=True,
         removed_since=None,
         drain=None,
-        health=DOWN,
+        health=node_health,
         endpoint="10.0.0.1:4000",
         resolve_error="",
         is_confirmed_empty=False,
         has_sessions=False,
     )
-    planned = advance(None, observation, replace(POLICY, status_check=False, sql_check=False), NOW)
-    assert planned is not None
-    assert planned.state is State.ACTIVE

@@ -25,6 +25,8 @@ FAILED = CheckResult(CheckStatus.FAIL, "it refuses", 1, 0.0)
         (Health(sql=FAILED), "10.0.0.1:10080", Policy(status_check=False), True),
         (Health(status=FAILED), "10.0.0.1:10080", Policy(sql_check=False), True),
         (None, None, Policy(sql_check=False), True),  # no check is enabled
+        (Health(sql=FAILED), None, Policy(statement_check=True), False),
+        (Health(sql=FAILED, statement=FAILED), None, Policy(statement_check=True), True),
     ],
 )
 def test_waits_for_every_enabled_check(

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from controlplane.events.event_messages import (
     EventDraft,
+    check_problem_events,
     drain_finished,
     intent_events,
     is_warning,
@@ -19,7 +20,7 @@ from controlplane.events.event_messages import (
     reload_message,
     topology_events,
 )
-from controlplane.model.health import Health
+from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
 from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
@@ -254,6 +255,20 @@ def test_finished_drain_is_summarized_in_one_sentence() -> None:
         "lost": 1,
         "left": 4,
     }
+
+
+def test_misconfigured_check_is_reported_once() -> None:
+    def health(status: CheckStatus, consecutive: int = 1, reason: str = "wrong password") -> Health:
+        return Health(statement=CheckResult(status, reason, consecutive, 0.0))
+
+    misconfigured = health(CheckStatus.MISCONFIGURED)
+    for before in (Health(), health(CheckStatus.PASS), health(CheckStatus.MISCONFIGURED, 3, "no user")):
+        (event,) = check_problem_events(A, before, misconfigured)
+        assert event[:3] == ("node.check_misconfigured", A, f"{A} is not checked: wrong password")
+        assert is_warning(event.kind)
+    assert not list(check_problem_events(A, misconfigured, health(CheckStatus.MISCONFIGURED, 2)))
+    for status in (CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.FULL):
+        assert not list(check_problem_events(A, misconfigured, health(status)))
 
 
 def test_migration_blocker_is_reported_once() -> None:

@@ -36,6 +36,18 @@ def test_status_and_sql_checks_are_independent() -> None:
     assert health.sql == CheckResult(CheckStatus.FAIL, "refuses connections", 1, 2.0)
 
 
+def test_full_node_keeps_the_result_of_its_statement_check() -> None:
+    full = ProbeResult(CheckStatus.FULL, "too many connections")
+    health = health_after_probe(Health(), CheckKind.STATEMENT, full, 1.0)
+    assert health.statement == CheckResult(CheckStatus.FULL, "too many connections", 1, 1.0)
+    for result, consecutive in ((FAIL, 1), (full, 1), (FAIL, 2), (full, 2), (PASS, 1), (full, 1)):
+        health = health_after_probe(health, CheckKind.STATEMENT, result, 2.0)
+        assert health.statement is not None
+        assert health.statement.consecutive == consecutive
+    assert health.statement == CheckResult(CheckStatus.PASS, "answers", 1, 2.0)
+    assert (health.status, health.sql, health.connections) == (None, None, None)
+
+
 def test_connection_count_and_version_survive_failures() -> None:
     health = health_after_probe(Health(), CheckKind.STATUS, PASS, 1.0)
     health = health_after_probe(health, CheckKind.STATUS, FAIL, 2.0)
