@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from sandbox.local_cluster import LocalCluster
+from sandbox.tidb import Tidb
 from sandbox.tidb_binaries import BinariesMissing, TidbBinaries, require_binaries
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.tidb.global_variables import GlobalVariables, restoring_variables
@@ -70,10 +71,7 @@ def database(cluster: TidbCluster) -> str:
     Create its tables before you kill a server: each schema change may wait until the server is back
     (pkg/ddl/schemaver/syncer.go).
     """
-    name = f"test_{uuid.uuid4().hex[:12]}"
-    with connect_directly(cluster.tidb[0]) as connection:
-        connection.query(f"create database {name}")
-    return name
+    return create_database(cluster.tidb[0])
 
 
 @pytest.fixture
@@ -97,6 +95,14 @@ def sessions(stack: LocalCluster, database: str) -> Iterator[TrackedSessions]:
     """Yield an object that opens client connections to `database`, through Envoy or to a node."""
     with closing(TrackedSessions(stack, database)) as tracked:
         yield tracked
+
+
+def create_database(node: Tidb) -> str:
+    """Create an empty database at this server; return its name."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with connect_directly(node) as connection:
+        connection.query(f"create database {name}")
+    return name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

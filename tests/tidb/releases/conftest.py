@@ -33,7 +33,7 @@ from tests.support.tidb.node_operations import drain
 from tests.support.tidb.release_differences import differences_of
 from tests.support.tidb.release_page import render_page
 from tests.support.tidb.sessions import connect_directly, query_rows
-from tests.tidb.conftest import GRACEFUL_WAIT
+from tests.tidb.conftest import GRACEFUL_WAIT, create_database
 
 PAGE_VARIABLE = "TIDEVOY_RELEASE_PAGE"
 
@@ -107,6 +107,12 @@ async def cluster(mixed_cluster: TidbCluster) -> AsyncIterator[TidbCluster]:
     """Yield `mixed_cluster`; restore it after the test. The fixture `stack` is in front of it, too."""
     yield mixed_cluster
     await mixed_cluster.restore(len(known_releases()))
+
+
+@pytest.fixture
+def database(cluster: TidbCluster) -> str:
+    """Return the name of an empty database. The server of the newest release creates it."""
+    return create_database(cluster.tidb[-1])
 
 
 def node_of(cluster: Cluster, release: TidbRelease) -> Tidb:

@@ -32,7 +32,15 @@ async def test_sessions_keep_their_state_on_newer_releases(
         await wait_for_migrations(stack, node, count)
 
     with closing(TrackedSessions(stack, database)) as sessions:
-        actual, expected = await compare_with_staying_sessions(cases, node, sessions, database, migrate)
+        actual, expected = await compare_with_staying_sessions(
+            cases,
+            node,
+            sessions,
+            database,
+            migrate,
+            # TiDB 6.5 can change no schema while a server of a newer release executes the changes.
+            schema_node=stack.tidb[-1],
+        )
     assert actual == expected
 
 
