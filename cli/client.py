@@ -126,7 +126,7 @@ class ControlPlaneClient:
     def _call(self, method: str, path: str, **options: Any) -> Any:
         with self._translate_transport_errors():
             response = self._http.request(method, path, **options)
-        self._clock_offset = _clock_offset(response)
+        self._clock_offset = _clock_offset(response, default=self._clock_offset)
         if not response.is_success:
             self._raise_error(response)
         try:
@@ -191,12 +191,12 @@ def _load_token() -> tuple[str, str]:
     return token, source
 
 
-def _clock_offset(response: httpx2.Response) -> timedelta:
-    """Return how far the server's clock is ahead of ours, in whole seconds; 0 if the response has no date."""
+def _clock_offset(response: httpx2.Response, *, default: timedelta) -> timedelta:
+    """Return how far the server's clock is ahead of ours, in whole seconds."""
     try:
         return parsedate_to_datetime(response.headers["Date"]) - datetime.now(UTC).replace(microsecond=0)
-    except (KeyError, ValueError):
-        return timedelta()
+    except (KeyError, ValueError, TypeError):  # no date, an invalid one, or one without a time zone
+        return default
 
 
 def _make_tls_context() -> ssl.SSLContext:

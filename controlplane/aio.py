@@ -34,12 +34,20 @@ class ThreadPool:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a blocking call in one of the threads. A queued call that is cancelled never starts."""
+        """Run a blocking call in one of the threads. A queued call that is cancelled never starts.
+
+        Raises RuntimeError if the first thread cannot start.
+        """
         future: Future[T] = Future()
         self._calls.put((future, partial(function, *args, **kwargs)))
         if self._thread_count < self._max_threads:
-            self._thread_count += 1
-            threading.Thread(target=self._run_calls, name=self._name, daemon=True).start()
+            try:
+                threading.Thread(target=self._run_calls, name=self._name, daemon=True).start()
+                self._thread_count += 1
+            except RuntimeError:  # at the limit of this process's threads
+                if not self._thread_count:
+                    future.cancel()
+                    raise
         return await asyncio.wrap_future(future)
 
     def _run_calls(self) -> None:

@@ -102,7 +102,7 @@ is_at_least() { # is_at_least MINIMUM VERSION
 check_rust() {
     found=""
     if path="$(command -v cargo)"; then found="$(rustc --version 2>&1)" || found=""; fi
-    found="$(echo "$found" | cut -d ' ' -f 2)"
+    found="$(echo "$found" | tail -n 1 | cut -d ' ' -f 2)"
     is_at_least "$rust" "$found" && return
     echo "make needs Rust $rust or newer to build the module for Envoy, but found ${found:-none}; install it," \
         "for example with rustup (installing a wheel of tidevoy needs no Rust)" >&2
@@ -112,7 +112,7 @@ check_rust() {
 # Only the tests of one driver need Go, so missing Go is no error. Go 1.21 and newer download Go 1.24.
 check_go() {
     found="$(go version 2>&1)" || found=""
-    found="$(echo "$found" | cut -d ' ' -f 3)"
+    found="$(echo "$found" | tail -n 1 | cut -d ' ' -f 3)"
     is_at_least 1.21 "${found#go}" && return
     echo "The tests with go-sql-driver need Go 1.24 or newer, but found ${found:-none}; they are skipped until it" \
         "is installed (see go.dev/doc/install)" >&2

@@ -8,11 +8,11 @@ from controlplane.config.types import File, SettingsSection, setting
 class LoginSettings(SettingsSection):
     """A login to nodes, and a statement that must succeed."""
 
-    user: str | None = setting(None)
+    user: str | None = setting(None, min_length=1)
     """User to log in as."""
     password_file: File | None = setting(None)
     """File with the user's password, read for each login; default: empty password."""
-    statement: str = setting("SELECT 1", max_length=65_536)
+    statement: str = setting("SELECT 1", min_length=1, max_length=65_536)
     """Statement that must succeed."""
     ca: File | None = setting(None)
     """CA bundle (PEM) that nodes' certificates must chain to; default: without TLS."""

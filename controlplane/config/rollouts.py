@@ -73,7 +73,7 @@ class ActionSettings(SettingsSection):
 class LoginProbeSettings(LoginSettings):
     """A session that is opened on a restarted node before it gets clients again."""
 
-    user: str | None = setting(None)
+    user: str | None = setting(None, min_length=1)
     """User to log in as; default: no login, and no statement is run."""
     timeout: float = setting(5.0, unit="seconds", ge=1, le=60)
     """Timeout of the login and the statement together."""

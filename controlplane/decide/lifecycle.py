@@ -255,7 +255,10 @@ def _evaluate_check(
         return HealthVerdict(VerdictKind.DOWN if is_down else VerdictKind.UNDECIDED, probe.reason)
     if probe.status is not CheckStatus.PASS:
         # The check could not run: a wrong password must not keep nodes out of service. So the other checks
-        # decide, as if this check were off.
+        # decide, as if this check were off. But a node that has failed does not return while its password is
+        # being changed.
+        if probe.status is CheckStatus.MISCONFIGURED and recovering and probe.consecutive < fall:
+            return HealthVerdict(VerdictKind.UNDECIDED, probe.reason)
         return _UP
     if probe.consecutive >= (rise if recovering else 1):
         return _UP

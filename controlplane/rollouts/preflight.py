@@ -151,8 +151,11 @@ def _warnings(spec: RolloutSpec, cluster: ClusterState, *, probes_login: bool) -
         yield f"already on {spec.version}, but restarted anyway: {_format_names(upgraded)}"
     if not cluster.policy.status_check:
         yield "health.status is off, so it is unknown whether nodes have the certificates for migration"
-    if not cluster.policy.sql_check and not probes_login:
-        yield "health.sql is off and rollouts.probe is not set, so SQL ports are not checked"
+    if not (cluster.policy.sql_check or cluster.policy.statement_check or probes_login):
+        yield (
+            "health.sql and health.statement are off and rollouts.probe is not set, so SQL ports are not"
+            " checked"
+        )
 
 
 def _format_names(names: list[str]) -> str:

@@ -62,8 +62,10 @@ class FileStore:
         without its intents would put drained nodes back into service.
         """
         try:
-            intents, plan = await self._intents.read(), await self._plan.read()
-            rollouts = await self._rollouts.read()
+            # The intents come last: if another file stops this start, damaged intents are not moved aside
+            # without a report.
+            plan, rollouts = await self._plan.read(), await self._rollouts.read()
+            intents = await self._intents.read()
         except OSError as error:
             raise self._config_error(f"{error.filename} cannot be read: {error.strerror}") from None
         except WrittenByNewer as error:

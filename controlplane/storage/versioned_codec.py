@@ -75,13 +75,16 @@ class VersionedCodec(Generic[T]):
             value: T = self._adapter.validate_python((content,))[0]
             return value
         except ValidationError as invalid:
-            first = invalid.errors(include_url=False)[0]
-            if first["type"] == "unexpected_keyword_argument":
+            # The checksum matches, so the data is not damaged: another version wrote it.
+            errors = invalid.errors(include_url=False)
+            if any(error["type"] == "unexpected_keyword_argument" for error in errors):
                 raise WrittenByNewer(
                     "a newer Tidevoy wrote fields to it that this version does not know"
                 ) from None
-            location = ".".join(map(str, first["loc"][1:])) or "the top level"
-            raise DecodeError(f"its content is invalid at {location}") from None
+            location = ".".join(map(str, errors[0]["loc"][1:])) or "the top level"
+            raise WrittenByNewer(
+                f"another Tidevoy wrote a value that this version does not know, at {location}"
+            ) from None
 
 
 def _to_json_types(value: Any) -> Any:

@@ -10,7 +10,7 @@ of all stats (`stats_flush_interval`). Observed behavior of Envoy 1.40.0 with `e
   with the first message of a flush.
 * In a flush, all counters come before all gauges. `module_info` is a gauge.
 * Each series has the timestamp of its flush, by the Envoy's clock. It shows the age of a message that waited
-  in a socket. If the Envoy's clock is set back, its messages look old for at most a minute.
+  in a socket.
 * Label names and values arrive as the module set them. They may be empty or contain any character.
 """
 

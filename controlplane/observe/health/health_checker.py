@@ -10,7 +10,6 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -30,7 +29,7 @@ from controlplane.observe.health.probes import (
     ProbeResult,
     StatusProbe,
 )
-from controlplane.observe.health.statement_probe import MAX_CONCURRENT_PROBES, StatementProbe
+from controlplane.observe.health.statement_probe import StatementProbe
 
 log = structlog.get_logger("tidevoy.health")
 
@@ -96,7 +95,6 @@ class HealthChecker:
         self._tls = tls
         self._nodes: dict[str, _NodeChecks] = {}
         self._checks = KeyedTasks[tuple[str, CheckKind]]("check of")
-        self._statement_slots = asyncio.Semaphore(MAX_CONCURRENT_PROBES)
         self._last_logged_at = -math.inf
 
     def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
@@ -162,14 +160,12 @@ class HealthChecker:
             while True:
                 tolerance = 0.0
                 try:
-                    async with self._statement_slots if kind is CheckKind.STATEMENT else nullcontext():
-                        probe_started_at = loop.time()  # after a wait for other probes
-                        result = await probe.run(check.timeout)
+                    result = await probe.run(check.timeout)
                 except LocalResourceError as error:
                     self._log_limited(str(error))
                 else:
                     has_failed = result.status is CheckStatus.FAIL
-                    if has_failed and loop.time() - probe_started_at > 2 * check.timeout:
+                    if has_failed and loop.time() - probe.started_at > 2 * check.timeout:
                         self._log_limited(_STALLED_MESSAGE)
                     else:
                         tolerance = _START_TOLERANCE if has_failed else 0.0
@@ -225,7 +221,8 @@ def health_after_probe(health: Health, kind: CheckKind, result: ProbeResult, at:
     """Return the health after one more probe.
 
     The connection count stays if the probe fails. A full node keeps its previous result: it may be full
-    because it runs no statements, or although it runs them.
+    because it runs no statements, or although it runs them. When the SQL port fails, the result of the
+    statement check is dropped: the node may have restarted before it passes again.
     """
     previous: CheckResult | None = getattr(health, kind.value)
     if result.status is CheckStatus.FULL and previous is not None:
@@ -238,7 +235,9 @@ def health_after_probe(health: Health, kind: CheckKind, result: ProbeResult, at:
     if kind is CheckKind.SQL:
         # The version in the greeting is used only if there is no status check.
         greeted_version = result.version if health.status is None else ""
-        return replace(health, sql=check_result, version=greeted_version or health.version)
+        statement = None if result.status is CheckStatus.FAIL else health.statement
+        version = greeted_version or health.version
+        return replace(health, sql=check_result, statement=statement, version=version)
     health = replace(health, status=check_result)
     if result.connections is None:
         return health

@@ -37,7 +37,7 @@ _DIGITS = {10: re.compile(rb"[0-9]{1,15}"), 16: re.compile(rb"[0-9A-Fa-f]{1,15}"
 PROXY_LOCAL = b"\r\n\r\n\x00\r\nQUIT\n" + bytes([0x20, 0x00, 0x00, 0x00])
 
 _FILE_LIMIT_ERRNOS = (errno.EMFILE, errno.ENFILE)
-_LOCAL_RESOURCE_ERRNOS = (*_FILE_LIMIT_ERRNOS, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+LOCAL_RESOURCE_ERRNOS = (*_FILE_LIMIT_ERRNOS, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 
 
 class LocalResourceError(TidevoyError):
@@ -77,12 +77,15 @@ class Probe:
         self._ip, self._port = addresses.split(endpoint)
         self._port_name = port_name
         self._is_connected = False
+        self.started_at = 0.0
+        """The time of the event loop from which on `timeout` counts."""
         self.min_interval = 0.0
         """Seconds between two probes if this is longer than the interval in the settings."""
 
     async def run(self, timeout: float) -> ProbeResult:
         """Probe once, within `timeout` seconds. Raises LocalResourceError if this machine cannot probe."""
         self._is_connected = False
+        self.started_at = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout):
                 return await self._attempt()
@@ -339,6 +342,6 @@ def describe_error(error: OSError, target: str) -> str:
             return f"presents a certificate that cannot be trusted: {error.verify_message}"
         case ssl.SSLError():
             return f"fails with a TLS error: {error.reason or error}"
-    if error.errno in _LOCAL_RESOURCE_ERRNOS:
+    if error.errno in LOCAL_RESOURCE_ERRNOS:
         raise LocalResourceError(target, error)
     return f"cannot be reached: {os.strerror(error.errno) if error.errno else error}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import ssl
 
 import pymysql
@@ -10,11 +12,18 @@ from pymysql.constants import CR, ER
 from controlplane.aio import ThreadPool
 from controlplane.config.settings import StatementCheckSettings
 from controlplane.model.health import CheckStatus
-from controlplane.observe.health.login import NotMySql, UnusableLogin, run_statement
-from controlplane.observe.health.probes import Probe, ProbeResult, describe_error, printable
+from controlplane.observe.health.login import ConnectTimeout, NotMySql, UnusableLogin, run_statement
+from controlplane.observe.health.probes import (
+    LocalResourceError,
+    Probe,
+    ProbeResult,
+    describe_error,
+    printable,
+)
 
 MAX_CONCURRENT_PROBES = 64
-"""Each probe blocks a thread, usually for a few milliseconds, but at a silent node until its timeout."""
+"""Each login blocks a thread, usually for a few milliseconds, but at a hanging node until its timeout. Other
+logins wait until a thread is free, and their timeout begins then."""
 _THREADS = ThreadPool("statement check", MAX_CONCURRENT_PROBES)
 
 # TiDB does not notice that a session has ended while it waits for a token, and a session takes 200 kB.
@@ -31,6 +40,7 @@ _MISCONFIGURED = frozenset(
         ER.TABLEACCESS_DENIED_ERROR,
         ER.COLUMNACCESS_DENIED_ERROR,
         ER.SPECIFIC_ACCESS_DENIED_ERROR,
+        1370,  # ER_PROCACCESS_DENIED_ERROR
         1698,  # ER_ACCESS_DENIED_NO_PASSWORD_ERROR
         1820,  # ER_MUST_CHANGE_PASSWORD
         1862,  # ER_MUST_CHANGE_PASSWORD_LOGIN
@@ -46,6 +56,11 @@ _MISCONFIGURED = frozenset(
         ER.BAD_DB_ERROR,
         ER.NO_SUCH_TABLE,
         ER.BAD_FIELD_ERROR,
+        ER.EMPTY_QUERY,
+        ER.UNKNOWN_TABLE,
+        ER.UNKNOWN_SYSTEM_VARIABLE,
+        ER.SP_DOES_NOT_EXIST,
+        ER.VIEW_INVALID,
     }
 )
 _FIRST_CLIENT_ERROR, _LAST_CLIENT_ERROR = 2000, 2999  # PyMySQL's own errors, about connections
@@ -74,6 +89,12 @@ class StatementProbe(Probe):
         A node that keeps hanging is probed less often, because each probe leaves a session on it.
         """
         timeouts, self._timeouts, self.min_interval = self._timeouts, 0, 0.0
+        loop = asyncio.get_running_loop()
+
+        def on_start() -> None:
+            self.started_at = loop.time()
+
+        on_start()
         try:
             await run_statement(
                 _THREADS,
@@ -82,18 +103,23 @@ class StatementProbe(Probe):
                 self._settings,
                 timeout,
                 proxy_protocol=self._proxy_protocol,
+                on_start=on_start,
             )
         except UnusableLogin as error:
             return ProbeResult(CheckStatus.MISCONFIGURED, f"health.statement is unusable: {error}")
         except pymysql.MySQLError as error:
             return self._evaluate_error(error)
+        except ConnectTimeout as error:
+            failure = str(error)
         except TimeoutError:
             self._timeouts = timeouts + 1
             if self._timeouts >= self._settings.fall:
                 self.min_interval = _HANGING_NODE_INTERVAL_SECONDS
             failure = f"does not run a statement within {timeout:g} s"
-        except (NotMySql, RuntimeError) as error:
+        except NotMySql as error:
             failure = f"fails the statement check: {error}"
+        except RuntimeError as error:  # no thread can start, or a library is missing
+            raise LocalResourceError(self._port_name, OSError(errno.EAGAIN, str(error))) from None
         except OSError as error:
             failure = describe_error(error, self._port_name)
         else:

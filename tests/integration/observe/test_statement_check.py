@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import trustme
 
+from controlplane.aio import ThreadPool
 from controlplane.config.settings import HealthCheckSettings, Settings, StatementCheckSettings
 from controlplane.model.health import CheckStatus, Health
 from controlplane.observe.health.health_checker import CheckTarget, HealthChecker
@@ -31,6 +33,7 @@ from tests.support.controlplane.engine import (
 )
 from tests.support.fake_servers import (
     GREETING_PAYLOAD,
+    full_backlog,
     mysql_packet,
     refusing_port,
     run_fake_server,
@@ -128,6 +131,19 @@ async def test_missing_tls_of_the_node_does_not_fail_it(sim: TidbSim, tmp_path: 
     assert (result.status, "2026" in result.reason) == (CheckStatus.MISCONFIGURED, True)
 
 
+async def test_password_can_have_any_characters(sim: TidbSim, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("pä€ж\n")
+    client = await connect_driver(sim)
+    await query_rows(client, "create or replace user checker identified by 'pä€ж'")
+    try:
+        accepted = await probe(sim.sql_address, user="checker", password_file=password)
+    finally:
+        await query_rows(client, "drop user checker")
+        client.close()
+    assert accepted.status is CheckStatus.PASS
+
+
 async def test_password_file_is_read_for_each_probe(sim: TidbSim, tmp_path: Path) -> None:
     password = tmp_path / "password"
     client = await connect_driver(sim)
@@ -156,15 +172,55 @@ async def test_full_node_is_recognized(mariadb: MariaDb) -> None:
     assert "error 1040, Too many connections" in result.reason
 
 
-async def test_missing_file_descriptors_are_a_problem_of_this_machine(sim: TidbSim) -> None:
+@pytest.mark.parametrize("free", range(4))
+async def test_missing_file_descriptors_are_a_problem_of_this_machine(
+    free: int, sim: TidbSim, tmp_path: Path
+) -> None:
+    """At most the socket, its duplicate and the password file are open at the same time."""
+    password = tmp_path / "password"
+    password.write_text("")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    await probe(sim.sql_address)  # starts the thread
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    await probe(sim.sql_address, password_file=password)  # starts the thread
+    used = os.open("/", os.O_RDONLY)
+    os.close(used)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + free, hard))
     try:
-        with pytest.raises(LocalResourceError, match="open files"):
-            await probe(sim.sql_address)
+        if free < 3:
+            with pytest.raises(LocalResourceError, match="open files"):
+                await probe(sim.sql_address, password_file=password)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_missing_threads_are_a_problem_of_this_machine(
+    sim: TidbSim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("controlplane.observe.health.statement_probe._THREADS", ThreadPool("few", 2))
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(LocalResourceError, match="can't start new thread"):
+        await probe(sim.sql_address)
+
+
+async def test_cancelled_probe_ends_its_session(sim: TidbSim) -> None:
+    running = asyncio.create_task(probe(sim.sql_address, 30.0, statement="select sleep(30)"))
+    await wait_until(lambda: sim.node.connections == 1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await wait_until(lambda: sim.node.connections == 0)
+
+
+async def test_node_that_accepts_no_connection_is_not_left_alone() -> None:
+    """Unlike a node that hangs, it keeps no session of a probe."""
+    with full_backlog() as endpoint:
+        check = StatementCheckSettings(user="root", fall=1)
+        statement_probe = StatementProbe(endpoint, "tidb-0", check, proxy_protocol=False)
+        result = await statement_probe.run(0.2)
+    assert result.reason == f"the SQL port {endpoint} does not accept connections within 0.2 s"
+    assert statement_probe.min_interval == 0
 
 
 async def test_many_silent_nodes_neither_stop_other_checks_nor_leak(sim: TidbSim) -> None:

@@ -92,7 +92,7 @@ def for_tests(programs: Path) -> Path:
     """Return the directory `programs`, with all programs that `install.sh test` needs."""
     for name in ("etcd", *FOR_TESTS, *FOR_CLIENTS):
         (programs / name).symlink_to("/bin/true")
-    for name in ("sort", "head", "cut"):
+    for name in ("sort", "head", "tail", "cut"):
         (programs / name).symlink_to(f"/usr/bin/{name}")
     write_printing_program(programs / "go", "go version go1.24.0 linux/amd64")
     return programs
@@ -164,7 +164,7 @@ def test_missing_go_is_reported_but_not_required(
     ],
 )
 def test_requires_recent_rust_toolchain(version: str | None, message: str, programs: Path) -> None:
-    for name in ("sort", "head", "cut"):
+    for name in ("sort", "head", "tail", "cut"):
         (programs / name).symlink_to(f"/usr/bin/{name}")
     for name in ("cargo", "cc"):
         (programs / name).symlink_to("/bin/true")
@@ -180,7 +180,7 @@ def test_requires_recent_rust_toolchain(version: str | None, message: str, progr
 
 
 def test_names_missing_compiler_of_module(programs: Path) -> None:
-    for name in ("sort", "head", "cut"):
+    for name in ("sort", "head", "tail", "cut"):
         (programs / name).symlink_to(f"/usr/bin/{name}")
     (programs / "cargo").symlink_to("/bin/true")
     write_printing_program(programs / "rustc", "rustc 1.95.0")

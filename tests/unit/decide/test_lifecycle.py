@@ -467,9 +467,13 @@ STATEMENT_POLICY = replace(POLICY, statement_check=True, statement_rise=2, state
         # The check could not run, so the other checks decide.
         *(
             (past, probe(status), State.ACTIVE)
-            for past in (State.JOINING, State.ACTIVE, State.UNHEALTHY)
+            for past in (State.JOINING, State.ACTIVE)
             for status in ("misconfigured", "full")
         ),
+        (State.UNHEALTHY, probe("full"), State.ACTIVE),
+        # A node that failed waits until it is certain that the check cannot run.
+        (State.UNHEALTHY, probe("misconfigured", 2), State.UNHEALTHY),
+        (State.UNHEALTHY, probe("misconfigured", 3), State.ACTIVE),
     ],
 )
 def test_statement_check(past: State, statement: CheckResult | None, expected: State) -> None:

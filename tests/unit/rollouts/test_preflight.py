@@ -146,7 +146,7 @@ def test_warnings() -> None:
         "already drained",
         "already on v8.5.4",
         "health.status is off",
-        "health.sql is off and rollouts.probe is not set",
+        "health.sql and health.statement are off and rollouts.probe is not set",
     ]
 
 
