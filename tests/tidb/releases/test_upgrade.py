@@ -89,7 +89,7 @@ async def run_rollout(stack: LocalCluster, version: str, sysbench: RunningSysben
     (rollout,) = [
         rollout
         for rollout in (await stack.api.get("/v1/rollouts")).raise_for_status().json()["rollouts"]
-        if rollout["version"] == version
+        if rollout["spec"]["version"] == version
     ]
     steps = (await get_rollout(stack.api, rollout["id"]))["steps"]
     assert [step["terminated_sessions"] for step in steps] == [0] * len(stack.tidb)
