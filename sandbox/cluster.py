@@ -34,7 +34,12 @@ class Cluster(ABC):
     @property
     @abstractmethod
     def pd_url(self) -> str:
-        """The URL where TiDB servers register."""
+        """The URL where TiDB servers register: that of the first member of PD."""
+
+    @property
+    def pd_urls(self) -> list[str]:
+        """The URLs of all members of PD."""
+        return [self.pd_url]
 
     @abstractmethod
     def dependencies(self) -> list[Server]:
@@ -54,7 +59,7 @@ class Cluster(ABC):
         node = self._create_node(
             *self.node_ports(name),
             name=name,
-            pd=[self.pd_url],
+            pd=self.pd_urls,
             graceful_wait=self.graceful_wait,
             arguments=(*self._arguments, *arguments),
         )

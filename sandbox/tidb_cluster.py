@@ -1,4 +1,4 @@
-"""A real TiDB cluster on this machine: PD, one store, and TiDB servers."""
+"""A real TiDB cluster on this machine: PD with one or several members, one store, and TiDB servers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from sandbox.cluster import Cluster, ProgressCallback
 from sandbox.ports import Ports
-from sandbox.server import Server, launch_all
+from sandbox.server import Server, http_client, launch_all
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
 from sandbox.tidb_binaries import TidbBinaries, TidbRelease
@@ -33,13 +35,22 @@ class TidbCluster(Cluster):
     session tokens, so sessions can migrate between them. `release` is that of new TiDB servers.
     """
 
-    def __init__(self, directory: Path, ports: Ports, binaries: TidbBinaries, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, ports: Ports, binaries: TidbBinaries, *, pd_members: int = 1, **options: Any
+    ) -> None:
         super().__init__(directory, ports, **options)
         self.binaries = binaries
         self.release = TidbRelease.of(binaries.tidb)
         self.certificate = SessionCertificate.load_or_create(self.directory / "certificate")
-        self.pd = PdServer(self.directory, binaries.pd, *self.node_ports("pd"))
-        self.store = StoreServer(self.directory, binaries.store, *self.node_ports("store"), pd=self.pd)
+        names = ["pd", *(f"pd-{number}" for number in range(2, pd_members + 1))]
+        self.pd_members = [
+            PdServer(name, self.directory, binaries.pd, *self.node_ports(name)) for name in names
+        ]
+        for member in self.pd_members:
+            member.members = self.pd_members
+        self.store = StoreServer(
+            self.directory, binaries.store, *self.node_ports("store"), pd=self.pd_members
+        )
 
     @classmethod
     @asynccontextmanager
@@ -49,12 +60,13 @@ class TidbCluster(Cluster):
         binaries: TidbBinaries,
         *,
         nodes: int = 3,
+        pd_members: int = 1,
         graceful_wait: float = 0.0,
         on_progress: ProgressCallback = lambda text: None,
     ) -> AsyncIterator[TidbCluster]:
         """Start a cluster on free ports. Several `LocalCluster` can share it."""
         with Ports() as ports:
-            cluster = cls(directory, ports, binaries, graceful_wait=graceful_wait)
+            cluster = cls(directory, ports, binaries, pd_members=pd_members, graceful_wait=graceful_wait)
             try:
                 await cluster.launch(nodes, on_progress)
                 yield cluster
@@ -62,17 +74,40 @@ class TidbCluster(Cluster):
                 await cluster.stop()
 
     @property
+    def pd(self) -> PdServer:
+        """The first member of PD."""
+        return self.pd_members[0]
+
+    @property
     def pd_url(self) -> str:
         return self.pd.url
 
+    @property
+    def pd_urls(self) -> list[str]:
+        return [member.url for member in self.pd_members]
+
+    async def pd_leader(self) -> PdServer | None:
+        """Return the leader of PD as any running member knows it; None if no member knows one."""
+        for member in self.pd_members:
+            if not member.is_running:
+                continue
+            try:
+                async with http_client(member.url, timeout=2.0) as client:
+                    response = (await client.get("/pd/api/v1/leader")).raise_for_status()
+            except httpx2.HTTPError:
+                continue
+            name = response.json()["name"]
+            return next(leader for leader in self.pd_members if leader.name == name)
+        return None
+
     def dependencies(self) -> list[Server]:
-        return [self.pd, self.store]
+        return [*self.pd_members, self.store]
 
     async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
         """Start PD, the store, one TiDB server (it creates the system tables), then the other ones."""
         programs = await asyncio.to_thread(self.binaries.describe)
         on_progress(f"Starting PD {programs['PD']}")
-        await self.pd.launch()
+        await launch_all(self.pd_members)
         on_progress(f"Starting the store {programs['store']}")
         await self.store.launch()
         servers = [self.new_node() for _ in range(nodes)]
@@ -93,9 +128,9 @@ class TidbCluster(Cluster):
             if server.is_running:
                 server.process.send_signal(signal.SIGCONT)
         # PD and the store come first, since a TiDB server neither starts nor stops properly without PD.
-        for server in self.dependencies():
-            if not server.is_running:
-                await server.launch()
+        await launch_all([member for member in self.pd_members if not member.is_running])
+        if not self.store.is_running:
+            await self.store.launch()
         async with asyncio.TaskGroup() as tasks:
             for node in self.tidb[:nodes]:
                 tasks.create_task(self._restore_node(node))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,23 @@ class DependencyServer(RealServer):
 
 
 class PdServer(DependencyServer):
-    """One PD with the settings of a cluster that has a single store."""
+    """One member of PD, with the settings of a cluster that has a single store.
 
-    def __init__(self, directory: Path, program: Path, port: int, peer_port: int) -> None:
-        super().__init__("pd", directory, port, peer_port)
+    `members` are all members with which a new cluster begins. A member serves when most of them run.
+    """
+
+    def __init__(self, name: str, directory: Path, program: Path, port: int, peer_port: int) -> None:
+        super().__init__(name, directory, port, peer_port)
+        self.members: Sequence[PdServer] = [self]
         self._program = program
 
     @property
     def url(self) -> str:
         return f"http://{self.address}"
+
+    @property
+    def peer_url(self) -> str:
+        return f"http://127.0.0.1:{self.peer_or_status_port}"
 
     def command(self) -> list[str]:
         return [
@@ -87,7 +95,8 @@ class PdServer(DependencyServer):
             f"--config={self.config_file}",
             f"--data-dir={self.data_directory}",
             f"--client-urls={self.url}",
-            f"--peer-urls=http://127.0.0.1:{self.peer_or_status_port}",
+            f"--peer-urls={self.peer_url}",
+            "--initial-cluster=" + ",".join(f"{member.name}={member.peer_url}" for member in self.members),
         ]
 
     def configuration(self) -> str:
@@ -97,7 +106,7 @@ class PdServer(DependencyServer):
         return to_toml({"log": {"level": "warn"}, "replication": {"max-replicas": 1}, "schedule": schedule})
 
     async def is_serving(self) -> bool:
-        """Return whether PD has elected itself as leader."""
+        """Return whether PD has a leader."""
         return await http_responds(f"{self.url}/pd/api/v1/leader")
 
 
@@ -107,7 +116,7 @@ class StoreServer(DependencyServer):
     stop_timeout = 30.0
 
     def __init__(
-        self, directory: Path, program: StoreProgram, port: int, status_port: int, *, pd: PdServer
+        self, directory: Path, program: StoreProgram, port: int, status_port: int, *, pd: Sequence[PdServer]
     ) -> None:
         super().__init__("store", directory, port, status_port)
         self._program = program
@@ -117,7 +126,8 @@ class StoreServer(DependencyServer):
         return self._program.command(
             address=self.address,
             status_address=f"127.0.0.1:{self.peer_or_status_port}",
-            pd=self._pd.address,
+            # Other stores get one address; PD tells them the others.
+            pd=",".join(member.address for member in (self._pd if self._program.is_tikv else self._pd[:1])),
             data=str(self.data_directory),
             log=str(self.directory / f"{self.name}.server.log"),
             config=str(self.config_file),
@@ -137,7 +147,7 @@ class StoreServer(DependencyServer):
         """Return whether PD reports the store as up, and the store accepts connections."""
         try:
             async with http_client(timeout=5.0) as client:
-                response = (await client.get(f"{self._pd.url}/pd/api/v1/stores")).raise_for_status()
+                response = (await client.get(f"{self._pd[0].url}/pd/api/v1/stores")).raise_for_status()
         except httpx2.HTTPError:
             return False
         stores = [entry["store"] for entry in response.json().get("stores") or []]
