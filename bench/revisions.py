@@ -97,8 +97,9 @@ async def build_module(root: Path, target: Path) -> Path:
     Raises ProgramMissing without cargo, ProcessFailed if the build fails, and TimeoutError.
     """
     await build_with_cargo(root / "filters" / "module" / "Cargo.toml", target, root.parent)
-    # Copied, because the build of another revision overwrites the file.
-    return Path(shutil.copyfile(target / _BUILT_MODULE, root / _MODULE))
+    # Copied, because the build of another revision overwrites the file. See also `is_complete`.
+    new_file = shutil.copyfile(target / _BUILT_MODULE, root / f"{_MODULE}.new")
+    return new_file.replace(root / _MODULE)
 
 
 def _extract_revision(name: str, root: Path) -> None:

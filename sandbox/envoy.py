@@ -105,6 +105,11 @@ class EnvoyProcess(Server):
         """Return whether Envoy is configured and accepts clients (`GET /ready` of the admin port)."""
         return await http_responds(f"{self.admin_url}/ready")
 
+    def bugs(self) -> list[str]:
+        """Return the lines about bugs that the module has logged, also before the last start."""
+        log = self.process.log.read_text(errors="replace")
+        return [line for line in log.splitlines() if "a bug:" in line]
+
     async def get(self, path: str) -> httpx2.Response:
         """Get one admin page, e.g. `/config_dump`."""
         async with http_client(self.admin_url, timeout=5.0) as client:

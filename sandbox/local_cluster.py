@@ -109,7 +109,7 @@ class LocalCluster:
             own_cluster = cluster is None
             ports = ports or own_ports
             advertised = advertised or AdvertisedPorts.allocate(ports)
-            options = {"graceful_wait": graceful_wait, "arguments": node_arguments}
+            options: dict[str, Any] = {"graceful_wait": graceful_wait, "arguments": node_arguments}
             if cluster is not None:
                 nodes = len(cluster.tidb)
             elif tidb_bin is not None:
@@ -201,6 +201,10 @@ class LocalCluster:
             for node in self.tidb
             for line in node.violations()[self._known_violations.get(node.name, 0) :]
         ]
+
+    def bugs(self) -> list[str]:
+        """Return the lines about bugs that the module has logged, also before Envoy's last start."""
+        return self.envoy.bugs()
 
     async def wait_until(
         self, predicate: Callable[[], bool | Awaitable[bool]], goal: str, timeout: float = 15.0

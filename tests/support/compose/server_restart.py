@@ -29,11 +29,13 @@ async def check_server_restart(
         working = [session for session in sessions if session not in idle]
         assert len(affected) > 1
         before = await stack.started(service)
+        moved_before = (await stack.migration_results(address))["moved"]
         async with asyncio.TaskGroup() as tasks:
             for session in working:
                 tasks.create_task(session.run(stop))
             restart = tasks.create_task(stack.compose("restart", service))
-            await wait_until("all have migrated", partial(_have_migrated, stack, address, len(affected)))
+            migrations = moved_before + len(affected)
+            await wait_until("all have migrated", partial(_have_migrated, stack, address, migrations))
             # Check at once, because sessions may return to the server when it is active again.
             counts_by_node = Counter([await session.node_address() for session in idle])
             await restart

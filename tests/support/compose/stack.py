@@ -155,10 +155,12 @@ async def _up(docker: Docker, sql: int, api: int, env: dict[str, str]) -> AsyncI
             await stack.compose("up", "--detach", "--no-build", timeout=300.0)
             yield stack
         finally:
-            # pytest prints this only if a test failed.
-            print(await stack.compose("logs", "--no-color", "--tail=40"))
-            # A timeout of 1 s suffices: tests check that servers stop gracefully.
-            await stack.compose("down", "--volumes", "--timeout=1", timeout=200.0)
+            try:
+                # pytest prints this only if a test failed.
+                print(await stack.compose("logs", "--no-color", "--tail=40"))
+            finally:
+                # A timeout of 1 s suffices: tests check that servers stop gracefully.
+                await stack.compose("down", "--volumes", "--timeout=1", timeout=200.0)
     assert (await docker("ps", "--all", "--quiet")).split() == []
     volumes = (await docker("volume", "ls", "--quiet")).split()
     assert volumes == [], volumes

@@ -23,6 +23,7 @@ from tests.support.controlplane.cli_process import CliResult, start_tidevoy, wai
 from tests.support.e2e.cluster import CountingClient, counting_client
 from tests.support.module.bootstrap import require_module
 from tests.support.tidb_sim_clients import error_code
+from tests.support.waiting import wait_until
 
 _PAUSE_SECONDS = 0.02  # Between two statements of a session.
 
@@ -191,6 +192,19 @@ def expect_no_failures(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         if task.done():
             task.result()
+
+
+async def wait_for_statements(
+    sessions: list[WorkingSession], tasks: list[asyncio.Task[None]], count: int = 10
+) -> None:
+    """Wait until each session has received this many more answers. Raise the error of a failed session."""
+    targets = [session.answers + count for session in sessions]
+
+    def are_received() -> bool:
+        expect_no_failures(tasks)
+        return all(session.answers >= target for session, target in zip(sessions, targets, strict=True))
+
+    await wait_until(are_received, 60)
 
 
 @dataclass(slots=True)
