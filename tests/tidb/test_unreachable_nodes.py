@@ -49,7 +49,7 @@ async def isolated_stack(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterato
             LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=STACK_SETTINGS) as running,
         ):
             yield running
-            assert "a bug:" not in running.envoy.process.output()
+            assert running.bugs() == []
 
 
 async def open_session(port: int) -> RawClient:

@@ -13,7 +13,7 @@ from bench.revisions import ControlPlaneOfBuild, ModuleBuild
 from controlplane.model.nodes import CLUSTER_NAME
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from tests.support.e2e.envoy_replacement import WorkingSession, expect_no_failures, run_working_sessions
+from tests.support.e2e.envoy_replacement import run_working_sessions, wait_for_statements
 from tests.support.upgrade.builds import Upgrade
 from tests.support.upgrade.mixed_cluster import MixedCluster, rejection_of, run_mixed_cluster
 from tests.support.waiting import wait_until
@@ -59,14 +59,6 @@ async def wait_for_same_plan(cluster: MixedCluster) -> None:
         raise AssertionError(f"the Envoys have different plans: {plans}") from None
 
 
-async def wait_for_statements(sessions: list[WorkingSession], count: int = 10) -> None:
-    """Wait until each session has received this many more answers."""
-    targets = [session.answers + count for session in sessions]
-    await wait_until(
-        lambda: all(session.answers >= target for session, target in zip(sessions, targets, strict=True)), 60
-    )
-
-
 @pytest.mark.parametrize("leader", ["older", "newer"])
 async def test_replicas_of_two_builds_lead_in_turn(
     tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate, upgrade: Upgrade, leader: str
@@ -96,8 +88,7 @@ async def test_replicas_of_two_builds_lead_in_turn(
                 await lost.launch()
                 await cluster.wait_for_leader(survivor)
                 await cluster.undrain(lost, cluster.nodes[2])
-                await wait_for_statements(sessions)
-                expect_no_failures(tasks)
+                await wait_for_statements(sessions, tasks)
         for plane in cluster.planes:
             assert await cluster.events(plane, "state.load_failed", "replica.standalone") == []
 
@@ -138,7 +129,7 @@ async def test_older_leader_rejects_requests_after_the_newer_follower_has_accept
             assert "run the newer Tidevoy here too" in rejection
             for plane in cluster.planes:
                 assert (await cluster.node(plane, cluster.nodes[1]))["state"] == "active"
-            await wait_for_statements(sessions)
+            await wait_for_statements(sessions, tasks)
 
             await older.terminate()
             older.build = upgrade.newer
@@ -147,8 +138,7 @@ async def test_older_leader_rejects_requests_after_the_newer_follower_has_accept
             await cluster.wait_for_leader(newer)
             for plane in cluster.planes:
                 await cluster.wait_for_state(plane, cluster.nodes[1], "draining")
-            await wait_for_statements(sessions)
-            expect_no_failures(tasks)
+            await wait_for_statements(sessions, tasks)
 
 
 async def test_older_follower_of_a_newer_leader_decides_alone(
@@ -177,11 +167,9 @@ async def test_older_follower_of_a_newer_leader_decides_alone(
             )
             print(f"\nthe older follower: {rejection}")
             assert UNREADABLE in rejection
-            await wait_for_statements(sessions)
-            expect_no_failures(tasks)
+            await wait_for_statements(sessions, tasks)
             assert await cluster.leader(older) == ""
             await newer.launch()
             await cluster.wait_for_leader(newer)
             await cluster.wait_for_state(newer, cluster.nodes[0], "draining")
-            await wait_for_statements(sessions)
-            expect_no_failures(tasks)
+            await wait_for_statements(sessions, tasks)

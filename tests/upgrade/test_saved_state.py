@@ -153,9 +153,11 @@ async def test_older_build_continues_or_refuses_without_a_change(
         state = SavedState(cluster, restarter)
         await state.create()
         before = await state.read()
-        await state.plane.terminate()
+        assert await state.plane.terminate() == 0
         files = state.files()
-        if refusal := await reason_not_to_start(state, upgrade.older):
+        refusal = await reason_not_to_start(state, upgrade.older)
+        assert bool(refusal) == upgrade.changes_formats, refusal
+        if refusal:
             print(f"\nrollback: {refusal}")
             assert "a newer Tidevoy wrote" in refusal
             assert state.files() == files

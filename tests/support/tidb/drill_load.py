@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 import pymysql
@@ -40,12 +41,9 @@ class DrillLoad:
         reconnect: bool = False,
         timeout_seconds: float = 150.0,
     ) -> None:
-        self.statements = 0
-        """How many statements succeeded."""
         self.errors: list[str] = []
         """One text for each error: seconds after the start, number of the session, error."""
         self.lost_sessions = 0
-        self.reconnects = 0
         self.slowest_seconds = 0.0
         """The longest time from a statement to its result or error."""
         self.increments = [0] * clients
@@ -54,6 +52,7 @@ class DrillLoad:
         self._interval = clients / statements_per_second
         self._reconnect, self._timeout = reconnect, timeout_seconds
         self._started_at = 0.0
+        self._answered: set[int] = set()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
@@ -66,28 +65,45 @@ class DrillLoad:
         if self._statement == INCREMENT:
             await asyncio.to_thread(self._create_table)
         self._started_at = time.monotonic()
-        for thread in self._threads:
-            thread.start()
-        await wait_until(lambda: bool(self.errors) or min(self.increments) > 0)
+        try:
+            for thread in self._threads:
+                thread.start()
+            await self._wait_until(lambda: len(self._answered) == len(self._threads))
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+            if thread.is_alive():
+                await asyncio.to_thread(thread.join)
 
-    def running_clients(self) -> int:
-        """Return how many clients have not stopped because of the end of their session."""
-        return sum(thread.is_alive() for thread in self._threads)
+    @property
+    def statements(self) -> int:
+        """How many statements succeeded."""
+        return sum(self.increments)
 
     async def wait_for_statements(self, timeout_seconds: float = 30.0) -> float:
-        """Wait until every client has run one more statement; return how many seconds that took."""
+        """Wait until every client has run one more statement; return how many seconds that took.
+
+        Raises AssertionError, with the errors so far.
+        """
         before, started_at = list(self.increments), time.monotonic()
-        await wait_until(
+        await self._wait_until(
             lambda: all(now > then for now, then in zip(self.increments, before, strict=True)),
             timeout_seconds,
         )
         return time.monotonic() - started_at
+
+    async def _wait_until(self, condition: Callable[[], bool], timeout_seconds: float = 30.0) -> None:
+        try:
+            await wait_until(condition, timeout_seconds)
+        except TimeoutError:
+            raise AssertionError(
+                f"a client got no answer within {timeout_seconds:.0f} s; errors: {self.errors}"
+            ) from None
 
     def _create_table(self) -> None:
         rows = ", ".join(f"({number}, 0)" for number in range(len(self._threads)))
@@ -107,10 +123,12 @@ class DrillLoad:
                     connection = connect(self._port, self._database, read_timeout=self._timeout)
                 query_rows(connection, statement)
                 self._record(number, started_at)
-            except pymysql.MySQLError as error:
-                is_lost = connection is None or error.args[0] in _CONNECTION_ERRORS
+            except Exception as error:
+                is_lost = connection is None or _ends_session(error)
                 self._record(number, started_at, error, is_lost=is_lost and connection is not None)
                 if is_lost:
+                    if connection is not None and connection.open:
+                        connection.close()
                     connection = None
                     if not self._reconnect or self._stop.wait(_RECONNECT_SECONDS):
                         return
@@ -124,10 +142,13 @@ class DrillLoad:
         now = time.monotonic()
         with self._lock:
             self.slowest_seconds = max(self.slowest_seconds, now - started_at)
+            self._answered.add(number)
             if error is None:
-                self.statements += 1
                 self.increments[number] += 1
                 return
             self.errors.append(f"{now - self._started_at:.1f} {number} {error!r}")
             self.lost_sessions += is_lost
-            self.reconnects += is_lost and self._reconnect
+
+
+def _ends_session(error: Exception) -> bool:
+    return not isinstance(error, pymysql.MySQLError) or error.args[0] in _CONNECTION_ERRORS

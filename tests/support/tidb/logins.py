@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tests.support.background import run_in_background
 from tests.support.tidb_sim_clients import RawClient, error_code
 
 _PAUSE_SECONDS = 0.1
 
 
 class LoginRejected(Exception):
-    """The login got a MySQL error. The text of the exception is its code."""
+    """The login got a MySQL error. The arguments are its code and text."""
 
 
 async def log_in(port: int, timeout_seconds: float = 30.0) -> RawClient:
@@ -27,7 +27,8 @@ async def log_in(port: int, timeout_seconds: float = 30.0) -> RawClient:
             if answer[0] != 0xFF:  # a greeting, no error
                 answer = await client.send_login()
             if code := error_code(answer):
-                raise LoginRejected(str(code))
+                # The text comes after the code and the SQLSTATE.
+                raise LoginRejected(code, answer[9:].decode(errors="replace"))
         except BaseException:
             writer.transport.abort()
             raise
@@ -36,7 +37,7 @@ async def log_in(port: int, timeout_seconds: float = 30.0) -> RawClient:
 
 def describe(error: BaseException) -> str:
     """Return the code of a MySQL error, else the kind of the error."""
-    return str(error) if isinstance(error, LoginRejected) else type(error).__name__
+    return str(error.args[0]) if isinstance(error, LoginRejected) else type(error).__name__
 
 
 class LoginProbe:
@@ -44,7 +45,8 @@ class LoginProbe:
 
     def __init__(self) -> None:
         self.successes = 0
-        self.errors: Counter[str] = Counter()
+        self.errors: list[str] = []
+        """One text for each error: seconds after the start, and the error."""
         self.longest_seconds = 0.0
 
     @classmethod
@@ -52,20 +54,17 @@ class LoginProbe:
     async def run(cls, port: int) -> AsyncIterator[LoginProbe]:
         """Log in again and again until the end of the block."""
         probe = cls()
-        task = asyncio.create_task(probe._run(port))
-        try:
+        async with run_in_background(probe._run(port)):
             yield probe
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self, port: int) -> None:
+        first_at = time.monotonic()
         while True:
             started_at = time.monotonic()
             try:
                 client = await log_in(port)
             except (LoginRejected, OSError, EOFError, TimeoutError) as error:
-                self.errors[describe(error)] += 1
+                self.errors.append(f"{time.monotonic() - first_at:.1f} {error!r}")
             else:
                 client.writer.transport.abort()
                 self.successes += 1

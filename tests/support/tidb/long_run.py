@@ -6,7 +6,7 @@ import asyncio
 import random
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -153,17 +153,19 @@ async def _run_short_sessions(port: int, load: Load) -> None:
 
 
 @asynccontextmanager
-async def burst(port: int, count: int) -> AsyncIterator[Sequence[AnswerClient]]:
-    """Keep additional sessions open. At the end, check the state of those still open, and quit them."""
+async def burst(port: int, count: int) -> AsyncIterator[dict[int, AnswerClient]]:
+    """Keep additional sessions open. At the end, check their states and quit them.
+
+    A caller that quits a session removes it from the mapping.
+    """
     async with AsyncExitStack() as exit_stack:
-        clients = []
+        clients = {}
         for number in range(count):
             client = await AnswerClient.login("127.0.0.1", port)
             exit_stack.callback(client.writer.close)
             await run_statement(client, f"set @burst = {number}")
-            clients.append(client)
+            clients[number] = client
         yield clients
-        for number, client in enumerate(clients):
-            if not client.writer.is_closing():
-                assert await client.query_row("select @burst") == (b"%d" % number,)
-                await client.quit()
+        for number, client in clients.items():
+            assert await client.query_row("select @burst") == (b"%d" % number,)
+            await client.quit()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bench.revisions import ModuleBuild, build_module, build_revision, prepare_control_plane
 from tests.support.cache import cache_directory
@@ -28,10 +33,12 @@ _LOCKED_VERSION = re.compile(r'^version = "(\d+)\.(\d+)\.\d+"$(?!\nsource)', re.
 _NOT_COPIED = shutil.ignore_patterns("target", "fuzz", "__pycache__")
 
 _PRINT_SCHEMAS = """
+import json
 from controlplane.storage.file_formats import Intents, Rollout, SavedPlan
 from pydantic import TypeAdapter
-print([TypeAdapter(kind).json_schema() for kind in (Intents, Rollout, SavedPlan)])
+print(json.dumps([TypeAdapter(kind).json_schema() for kind in (Intents, Rollout, SavedPlan)]))
 """
+_TEXTS = {"title", "description", "default"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +66,27 @@ def version_of(build: ModuleBuild) -> str:
 
 
 @cache
-def _saved_fields(build: ModuleBuild) -> str:
-    """Return the schemas of all that a build saves."""
+def _saved_fields(build: ModuleBuild) -> object:
+    """Return the names and types of all fields that a build saves, as JSON schemas without texts."""
     command = [sys.executable, "-P", "-c", _PRINT_SCHEMAS]
     environment = build.environment(os.environ)
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return _without_texts(json.loads(result.stdout))
+
+
+def _without_texts(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_texts(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        # In these objects, the keys are names of fields and types.
+        key: {name: _without_texts(part) for name, part in value.items()}
+        if key in ("properties", "$defs")
+        else _without_texts(value)
+        for key, value in schema.items()
+        if key not in _TEXTS
+    }
 
 
 def minor_version(build: ModuleBuild) -> str:
@@ -82,9 +105,10 @@ async def previous_build() -> ModuleBuild:
         return ModuleBuild.of_checkout(_ROOT / checkout)
     commit = _commit_of(os.environ.get("TIDEVOY_PREVIOUS_REV") or "6cb331b")
     directory = _BUILDS / commit
-    if not (build := ModuleBuild.of_checkout(directory / "checkout")).is_complete:
-        shutil.rmtree(directory, ignore_errors=True)
-        await build_revision(commit, directory, _TARGET)
+    async with _locked_builds():
+        if not (build := ModuleBuild.of_checkout(directory / "checkout")).is_complete:
+            shutil.rmtree(directory, ignore_errors=True)
+            await build_revision(commit, directory, _TARGET)
     return build
 
 
@@ -101,13 +125,23 @@ async def next_build(root: Path) -> ModuleBuild:
     _add_fields(root / "controlplane")
     prepare_control_plane("next", root)
     checkout = _BUILDS / f"next-{_checksum_of_module()}" / "checkout"
-    if not (build := ModuleBuild.of_checkout(checkout)).is_complete:
-        shutil.rmtree(checkout.parent, ignore_errors=True)
-        _copy(_ROOT / "filters", checkout / "filters")
-        _raise_version(checkout / "filters" / "Cargo.toml", _PACKAGE_VERSION)
-        _raise_version(checkout / "filters" / "Cargo.lock", _LOCKED_VERSION)
-        await build_module(checkout, _TARGET)
+    async with _locked_builds():
+        if not (build := ModuleBuild.of_checkout(checkout)).is_complete:
+            shutil.rmtree(checkout.parent, ignore_errors=True)
+            _copy(_ROOT / "filters", checkout / "filters")
+            _raise_version(checkout / "filters" / "Cargo.toml", _PACKAGE_VERSION)
+            _raise_version(checkout / "filters" / "Cargo.lock", _LOCKED_VERSION)
+            await build_module(checkout, _TARGET)
     return ModuleBuild(build.module, root)
+
+
+@asynccontextmanager
+async def _locked_builds() -> AsyncIterator[None]:
+    """Wait until no other run of the tests builds anything: all share the build directory."""
+    _BUILDS.mkdir(parents=True, exist_ok=True)
+    with (_BUILDS / "lock").open("w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        yield
 
 
 def _commit_of(revision: str) -> str:

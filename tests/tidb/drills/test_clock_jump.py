@@ -86,7 +86,7 @@ async def clocked(tmp_path: Path, cluster: TidbCluster) -> AsyncIterator[ClockSt
                 await wait_until(lambda: has_all_replicas(follower))
                 yield ClockStack(stack, clock, follower)
             assert stack.violations() == []
-            assert "a bug:" not in stack.envoy.process.output()
+            assert stack.bugs() == []
 
 
 async def replicas_of(http: httpx2.AsyncClient) -> list[dict[str, Any]]:

@@ -23,12 +23,21 @@ from sandbox.control_plane import ControlPlaneProcess
 from sandbox.envoy import EnvoyProcess
 from sandbox.local_cluster import LocalCluster
 from sandbox.server import launch_all
+from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
+from tests.support.background import run_in_background
 from tests.support.soak import SOAK
 from tests.support.tidb.drill_load import DrillLoad
 from tests.support.tidb.logins import LoginProbe
 from tests.support.tidb.node_operations import migration_counts, wait_for_state
-from tests.support.tidb.sessions import Connection, TrackedSessions, query_rows, query_value, session_port
+from tests.support.tidb.sessions import (
+    Connection,
+    TrackedSessions,
+    connect,
+    query_rows,
+    query_value,
+    session_port,
+)
 from tests.support.tidb.wall_clock import WallClock
 from tests.support.waiting import wait_until
 
@@ -45,35 +54,32 @@ _SAMPLE_SECONDS = 0.1
 _TIMEOUT_SECONDS = 60.0
 
 
-class DelayedControlPlane(ControlPlaneProcess):
-    """A control plane whose wall clock can be behind. Its monotonic clock is not changed."""
-
-    clock: WallClock
-
-    def environment(self) -> Mapping[str, str]:
-        return {**super().environment(), **self.clock.variables}
-
-
 @asynccontextmanager
 async def run_stack(
     directory: Path, cluster: TidbCluster, prefix: str, count: int
-) -> AsyncIterator[tuple[LocalCluster, list[DelayedControlPlane], str]]:
+) -> AsyncIterator[tuple[LocalCluster, list[ControlPlaneProcess], WallClock, str]]:
     """Run one or two control planes and an Envoy. Yield them, and a bootstrap for a second Envoy.
 
-    The clock of the control planes is `CLOCK_SECONDS` behind.
+    The clock of the control planes is `CLOCK_SECONDS` behind. Their monotonic clock is not changed.
     """
-    DelayedControlPlane.clock = WallClock.build(directory)
-    DelayedControlPlane.clock.set_offset(-CLOCK_SECONDS)
+    clock = WallClock.build(directory)
+    clock.set_offset(-CLOCK_SECONDS)
+
+    class DelayedControlPlane(ControlPlaneProcess):
+        extra_variables = {**ControlPlaneProcess.extra_variables, **clock.variables}  # noqa: RUF012
 
     def replica(name: str) -> dict[str, Any]:
         return {"enabled": count > 1, "name": name, "prefix": f"/{prefix}/"}
 
-    settings = {"replicas": replica("one"), "balance": {"slow_start": 5}}
+    settings = {
+        "replicas": replica("one"),
+        # With another policy, other processes on this machine might delay the sessions' move to a new node.
+        "balance": {"policy": "connection", "slow_start": 5},
+    }
     async with LocalCluster.start(
         directory, cluster=cluster, settings=settings, control_plane=DelayedControlPlane
     ) as stack:
         first = stack.control_plane
-        assert isinstance(first, DelayedControlPlane)
         second = DelayedControlPlane(
             directory,
             {
@@ -103,7 +109,9 @@ async def run_stack(
             await stack.envoy.restart()
             nodes = len(cluster.tidb)
             await stack.wait_until(lambda: stack.is_in_service(nodes), "an Envoy that knows all", 30.0)
-            yield stack, planes, bootstrap("envoy-2", 0)
+            yield stack, planes, clock, bootstrap("envoy-2", 0)
+        assert stack.violations() == []
+        assert stack.bugs() == []
 
 
 def is_open(session: Connection) -> bool:
@@ -120,6 +128,11 @@ def reopen(sessions: TrackedSessions, idle: list[Connection]) -> int:
     for number in lost:
         idle[number] = sessions.through_envoy()
     return len(lost)
+
+
+def gets_new_session(stack: LocalCluster, node: Tidb) -> bool:
+    with connect(stack.sql_port) as session:
+        return session_port(session) == node.port
 
 
 def sessions_by_port(idle: list[Connection]) -> dict[int, int]:
@@ -142,7 +155,7 @@ async def test_nodes_come_and_go_while_no_control_plane_runs(
     cluster: TidbCluster, tmp_path: Path, database: str, count: int
 ) -> None:
     drained, stopped, killed = cluster.tidb
-    async with run_stack(tmp_path, cluster, database, count) as (stack, planes, other_bootstrap):
+    async with run_stack(tmp_path, cluster, database, count) as (stack, planes, clock, other_bootstrap):
         kept = await stack.add_tidb()
         await stack.wait_until(lambda: stack.has_active_nodes(4), "four active nodes", _TIMEOUT_SECONDS)
         with closing(TrackedSessions(stack, database)) as sessions:
@@ -160,19 +173,23 @@ async def test_nodes_come_and_go_while_no_control_plane_runs(
                 for plane in planes:
                     await plane.kill()
 
+                assert await asyncio.to_thread(reopen, sessions, idle) == 0
+                await load.wait_for_statements()
+                assert load.errors == []
+                assert logins.errors == []
                 on_stopped = (await asyncio.to_thread(sessions_by_port, idle)).get(stopped.port, 0)
                 assert await stopped.terminate() == 0
                 lost_by_stop = await asyncio.to_thread(reopen, sessions, idle)
+                assert lost_by_stop <= on_stopped
+                on_killed = (await asyncio.to_thread(sessions_by_port, idle)).get(killed.port, 0)
                 await killed.kill()
                 lost_by_kill = await asyncio.to_thread(reopen, sessions, idle)
+                assert lost_by_kill <= on_killed
                 await load.wait_for_statements()
+                error_counts = len(load.errors), len(logins.errors)
                 await killed.launch()
-
-                async def is_reached() -> bool:  # once its ejection is over
-                    session = await asyncio.to_thread(sessions.through_envoy)
-                    return await asyncio.to_thread(session_port, session) == killed.port
-
-                await wait_until(is_reached)
+                # Envoy does not use it until its ejection is over.
+                await wait_until(lambda: asyncio.to_thread(gets_new_session, stack, killed))
                 new = await stack.add_tidb()
                 assert session_port(pinned) == drained.port
                 async with EnvoyProcess(other_bootstrap, tmp_path, name="envoy-2") as late_envoy:
@@ -181,39 +198,39 @@ async def test_nodes_come_and_go_while_no_control_plane_runs(
                     outage = time.monotonic() - started_at
                     before = await asyncio.to_thread(sessions_by_port, idle)
                     moved_before = sum_moved(await migration_counts(stack))
-                    errors_before = len(load.errors)
 
-                    DelayedControlPlane.clock.set_offset(0)
+                    clock.set_offset(0)
                     await launch_all(planes)
                     returned_at, weights = time.monotonic(), list[int]()
-                    sampler = asyncio.create_task(sample_weights(stack, new.address, weights))
-                    try:
+                    async with run_in_background(sample_weights(stack, new.address, weights)):
                         await wait_for_state(stack, new, "active")
                         found = time.monotonic() - returned_at
                         await wait_for_state(stack, drained, "drained")
                         await stack.wait_until(late_envoy.is_live, "the second Envoy to serve")
                         await wait_until(lambda: has_its_share(stack, new.address), _TIMEOUT_SECONDS)
                         balanced = time.monotonic() - returned_at
-                    finally:
-                        sampler.cancel()
-                        await asyncio.gather(sampler, return_exceptions=True)
-            after, moved = sessions_by_port(idle), sum_moved(await migration_counts(stack)) - moved_before
+            moved = sum_moved(await migration_counts(stack)) - moved_before
+            after = sessions_by_port(idle)
             gained = sum(max(0, count - before.get(port, 0)) for port, count in after.items())
             with pytest.raises(pymysql.err.OperationalError, match="taken out of service") as error:
                 query_value(pinned, "select 1")
             print(
                 f"\ndrill control_planes_lost: {count} control planes, outage {outage:.0f} s;"
-                f" {logins.successes} logins, errors {dict(logins.errors)}, longest"
+                f" {logins.successes} logins, errors {logins.errors}, longest"
                 f" {logins.longest_seconds:.2f} s; idle sessions lost by the stop {lost_by_stop} of"
-                f" {on_stopped}, by the kill {lost_by_kill}; {load.statements} statements, errors"
-                f" {load.errors}; new node active after {found:.1f} s, with its share after {balanced:.1f} s;"
-                f" moved {moved}, gained {gained}, before {before}, after {after}, weights {weights}"
+                f" {on_stopped}, by the kill {lost_by_kill} of {on_killed}; {load.statements} statements,"
+                f" errors {load.errors}; new node active after {found:.1f} s, with its share after"
+                f" {balanced:.1f} s; moved {moved}, gained {gained}, before {before}, after {after},"
+                f" weights {weights}"
             )
             assert error.value.args[0] == 1053
-            assert len(load.errors) == errors_before, load.errors
-            assert sum(after.values()) == SESSIONS
-            # Rebalancing moves no session twice within a minute.
-            assert moved <= sum(node["sessions"] or 0 for node in (await stack.nodes()).values())
+            # The stop and the kill may each end a client's session once, and the login of that moment.
+            assert (len(load.errors), len(logins.errors)) == error_counts, (load.errors, logins.errors)
+            assert len(load.errors) <= 2 * CLIENTS, load.errors
+            assert len(logins.errors) <= 2, logins.errors
+            assert logins.successes > outage
+            # Rebalancing moves no session there and back. Those that run statements are not in `gained`.
+            assert moved <= gained + CLIENTS
             assert after[kept.port] > SESSIONS / 4, "it gave away more than the sessions above its share"
             assert weights[0] < weights[-1] / 2
             assert stopped.address not in {

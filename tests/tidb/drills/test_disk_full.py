@@ -60,6 +60,7 @@ async def on_small_disk(tmp_path: Path, cluster: TidbCluster) -> AsyncIterator[F
         async with LocalCluster.start(directory, cluster=cluster, settings=settings) as stack:
             yield FullDiskStack(stack, disk)
             assert stack.violations() == []
+            assert stack.bugs() == []
 
 
 async def has_failed_saves(stack: LocalCluster) -> bool:
@@ -133,7 +134,7 @@ async def test_full_disk_stops_only_the_calls_of_operators(
             response = await stack.api.post(f"/v1/nodes/{other.address}/drain")
             assert (response.status_code, problem_kind(response)) == (503, "unavailable")
             states = {drained.address: "drained", stopped.address: "active", other.address: "active"}
-            assert await stack.states() == states
+            assert states.items() <= (await stack.states()).items()
             assert (on_small_disk.state / "intents.json").read_bytes() == intents
             await overflow_logs(stack, disk)
             end_sessions(stack)

@@ -30,7 +30,7 @@ _RESULT = (
 )
 """27 MB, more than fits into the socket buffers between TiDB and client."""
 _READ_LIMIT = 1024
-"""asyncio stops to read from a socket when it has read twice as many bytes in advance."""
+"""asyncio stops reading from a socket when it has read twice as many bytes in advance."""
 _READERS_AT_ONCE = 8
 _MAX_READERS = 400
 
@@ -42,7 +42,7 @@ class Overload:
         self._envoy = stack.envoy
 
     async def is_active(self) -> bool:
-        """Return whether Envoy has stopped to accept connections."""
+        """Return whether Envoy has stopped accepting connections."""
         return bool(await self._gauge("overload_actions.stop_accepting_connections.active"))
 
     async def is_over(self) -> bool:
@@ -78,14 +78,14 @@ async def start_reader(port: int, clients: ExitStack) -> None:
 
 
 async def fill_heap(stack: LocalCluster, overload: Overload, clients: ExitStack) -> int:
-    """Add clients that do not read until Envoy stops to accept connections. Return their number."""
+    """Add clients that do not read until Envoy stops accepting connections. Return their number."""
     for count in range(0, _MAX_READERS, _READERS_AT_ONCE):
         try:
             async with asyncio.timeout(2.0):
                 for _ in range(_READERS_AT_ONCE):
                     await start_reader(stack.sql_port, clients)
         except TimeoutError:  # the login of this client waits, because Envoy does not accept it any more
-            assert await overload.is_active()
+            await wait_until(overload.is_active, 5.0)
         # The heap is checked four times a second.
         before = await overload.pressure()
         await asyncio.sleep(0.5)
@@ -102,6 +102,7 @@ async def test_full_heap_delays_new_sessions_and_no_others(
     async with (
         LocalCluster.start(tmp_path, cluster=cluster, settings=settings) as stack,
         DrillLoad(stack.sql_port, database, clients=4, statements_per_second=40) as load,
+        asyncio.TaskGroup() as tasks,
     ):
         overload = Overload(stack)
         idle_rss = overload.rss()
@@ -115,7 +116,7 @@ async def test_full_heap_delays_new_sessions_and_no_others(
             pressure, rss = await overload.pressure(), overload.rss()
             metrics = await overload.states_in_prometheus()
             slowest_statement = await load.wait_for_statements()
-            waiting = asyncio.create_task(log_in(stack.sql_port))
+            waiting = tasks.create_task(log_in(stack.sql_port))
             await asyncio.sleep(0.5)
             assert not waiting.done()
         freed_at = time.monotonic()
@@ -124,6 +125,8 @@ async def test_full_heap_delays_new_sessions_and_no_others(
         close(await waiting)
         close(await log_in(stack.sql_port))
         await load.wait_for_statements()
+        assert stack.violations() == []
+        assert stack.bugs() == []
     print(
         f"\ndrill envoy_memory: limit {MAX_HEAP_BYTES >> 20} MiB; {readers} clients that do not read;"
         f" pressure {pressure} %, RSS {rss >> 20} MiB (idle {idle_rss >> 20} MiB); all sessions ran a"

@@ -34,7 +34,9 @@ RECOVERY_SECONDS = 60.0
 """A hanging node is probed every 30 s, and must pass twice."""
 LOGINS = 30
 _IDLE_SESSIONS = 5
-_CLIENT_TIMEOUT_SECONDS = 3
+_MUTE_SECONDS, _LOGIN_SECONDS = 3, 15
+"""How long clients wait for an answer of a mute server, or of any other one."""
+_JOIN_SECONDS = 10.0
 
 
 @pytest.fixture
@@ -49,34 +51,32 @@ async def node(cluster: TidbCluster) -> Tidb:
 @asynccontextmanager
 async def no_token(node: Tidb, other: Tidb) -> AsyncIterator[None]:
     """Let a session of the node sleep until the end of the block."""
-    sleeper = connect_directly(node, read_timeout=None)
-    connection_id = query_value(sleeper, "select connection_id()")
+    running = "select count(*) from information_schema.cluster_processlist where info = 'select sleep(1000)'"
+    with connect_directly(other) as remote, connect_directly(node, read_timeout=None) as sleeper:
+        connection_id = query_value(sleeper, "select connection_id()")
 
-    def sleep() -> None:
-        with suppress(pymysql.MySQLError):
-            sleeper.query("select sleep(1000)")
+        def sleep() -> None:
+            with suppress(pymysql.MySQLError):
+                sleeper.query("select sleep(1000)")
 
-    thread = threading.Thread(target=sleep, daemon=True)
-    with connect_directly(other) as remote:
-        running = (
-            "select count(*) from information_schema.cluster_processlist where info = 'select sleep(1000)'"
-        )
+        thread = threading.Thread(target=sleep, daemon=True)
         thread.start()
-        await wait_until(lambda: query_value(remote, running) == 1)
         try:
+            await wait_until(lambda: query_value(remote, running) == 1)
             yield
         finally:
             # The node itself would not run this statement.
             remote.query(f"kill {connection_id}")
-            await asyncio.to_thread(thread.join)
+            await asyncio.to_thread(thread.join, _JOIN_SECONDS)
+        assert not thread.is_alive()
 
 
-async def login_results(stack: LocalCluster) -> Counter[str]:
+async def login_results(stack: LocalCluster, timeout_seconds: int) -> Counter[str]:
     """Log in through Envoy, and return the ports of the sessions' nodes, or the clients' errors."""
 
     def log_in() -> str:
         try:
-            with connect(stack.sql_port, read_timeout=_CLIENT_TIMEOUT_SECONDS) as session:
+            with connect(stack.sql_port, read_timeout=timeout_seconds) as session:
                 return str(session_port(session))
         except pymysql.MySQLError as error:
             return str(error.args[0])
@@ -101,9 +101,9 @@ async def test_other_checks_do_not_find_it(
         await assert_never(is_inactive, UNDETECTED_SECONDS)
         health = (await stack.nodes())[node.address]["health"]
         assert [health[check]["status"] for check in ("status", "sql")] == ["pass", "pass"]
-        results = await login_results(stack)
+        results = await login_results(stack, _MUTE_SECONDS)
     assert results["2013"] > 0, results
-    print(f"drill mute-server: without the check, {results['2013']} of {LOGINS} new clients get no answer")
+    print(f"\ndrill mute_server: without the check, {results['2013']} of {LOGINS} new clients get no answer")
 
 
 async def test_statement_check_finds_it(
@@ -121,14 +121,14 @@ async def test_statement_check_finds_it(
                 assert view["reason"].endswith("does not run a statement within 1 s")
                 assert view["health"]["sql"]["status"] == view["health"]["status"]["status"] == "pass"
 
-                results = await login_results(stack)
+                results = await login_results(stack, _LOGIN_SECONDS)
                 assert not results.keys() & {"2013", str(node.port)}, results
                 assert sum(results.values()) == LOGINS
 
                 # Its sessions stay: without a token, their states cannot be exported.
                 await start_drain(stack, node)
-                assert (await stack.nodes())[node.address]["sessions"] >= _IDLE_SESSIONS
                 await assert_never(lambda: has_migrated(stack, node), 3)
+                assert (await stack.nodes())[node.address]["sessions"] >= _IDLE_SESSIONS
                 await undrain_unhealthy(stack, node)
             freed_at = time.monotonic()
             assert {session_port(session) for session in idle} == {node.port}
@@ -138,9 +138,11 @@ async def test_statement_check_finds_it(
         with connect_directly(node) as root:
             count = "select count(*) from information_schema.processlist"
             await wait_until(lambda: query_value(root, count) <= 2)
+        assert stack.violations() == []
+        assert stack.bugs() == []
     print(
-        f"drill mute-server: unhealthy after {detected_after:.1f} s, then {LOGINS} of {LOGINS} new clients on"
-        f" other nodes; active {recovered_after:.1f} s after the end; {len(idle)} idle sessions kept"
+        f"\ndrill mute_server: unhealthy after {detected_after:.1f} s, then {LOGINS} of {LOGINS} new clients"
+        f" on other nodes; active {recovered_after:.1f} s after the end; {len(idle)} idle sessions kept"
     )
 
 

@@ -56,6 +56,7 @@ async def stack(
         async with LocalCluster.start(directory, cluster=cluster, settings={"pd": {"urls": urls}}) as started:
             yield started
             assert started.violations() == []
+            assert started.bugs() == []
     finally:
         await cluster.restore(NODES)
 

@@ -56,6 +56,7 @@ async def stack(
     async with LocalCluster.start(tmp_path_factory.mktemp("stack"), cluster=cluster) as started:
         yield started
         assert started.violations() == []
+        assert started.bugs() == []
 
 
 async def lose_pd(cluster: TidbCluster, how: signal.Signals) -> None:
