@@ -35,7 +35,7 @@ RECOVERY_SECONDS = 60.0
 LOGINS = 30
 _IDLE_SESSIONS = 5
 _MUTE_SECONDS, _LOGIN_SECONDS = 3, 15
-"""How long clients wait for an answer of a mute server, or of any other one."""
+"""How long clients wait for an answer of a hanging server, or of any other one."""
 _JOIN_SECONDS = 10.0
 
 
@@ -103,7 +103,7 @@ async def test_other_checks_do_not_find_it(
         assert [health[check]["status"] for check in ("status", "sql")] == ["pass", "pass"]
         results = await login_results(stack, _MUTE_SECONDS)
     assert results["2013"] > 0, results
-    print(f"\ndrill mute_server: without the check, {results['2013']} of {LOGINS} new clients get no answer")
+    print(f"\ndrill hanging_server: without the check, {results['2013']} of {LOGINS} new clients get no answer")
 
 
 async def test_statement_check_finds_it(
@@ -141,7 +141,7 @@ async def test_statement_check_finds_it(
         assert stack.violations() == []
         assert stack.bugs() == []
     print(
-        f"\ndrill mute_server: unhealthy after {detected_after:.1f} s, then {LOGINS} of {LOGINS} new clients"
+        f"\ndrill hanging_server: unhealthy after {detected_after:.1f} s, then {LOGINS} of {LOGINS} new clients"
         f" on other nodes; active {recovered_after:.1f} s after the end; {len(idle)} idle sessions kept"
     )
 
