@@ -34,7 +34,7 @@ RECOVERY_SECONDS = 60.0
 """A hanging node is probed every 30 s, and must pass twice."""
 LOGINS = 30
 _IDLE_SESSIONS = 5
-_MUTE_SECONDS, _LOGIN_SECONDS = 3, 15
+_NO_ANSWER_SECONDS, _LOGIN_SECONDS = 3, 15
 """How long clients wait for an answer of a hanging server, or of any other one."""
 _JOIN_SECONDS = 10.0
 
@@ -101,9 +101,11 @@ async def test_other_checks_do_not_find_it(
         await assert_never(is_inactive, UNDETECTED_SECONDS)
         health = (await stack.nodes())[node.address]["health"]
         assert [health[check]["status"] for check in ("status", "sql")] == ["pass", "pass"]
-        results = await login_results(stack, _MUTE_SECONDS)
+        results = await login_results(stack, _NO_ANSWER_SECONDS)
     assert results["2013"] > 0, results
-    print(f"\ndrill hanging_server: without the check, {results['2013']} of {LOGINS} new clients get no answer")
+    print(
+        f"\ndrill hanging_server: without the check, {results['2013']} of {LOGINS} new clients get no answer"
+    )
 
 
 async def test_statement_check_finds_it(
@@ -141,8 +143,8 @@ async def test_statement_check_finds_it(
         assert stack.violations() == []
         assert stack.bugs() == []
     print(
-        f"\ndrill hanging_server: unhealthy after {detected_after:.1f} s, then {LOGINS} of {LOGINS} new clients"
-        f" on other nodes; active {recovered_after:.1f} s after the end; {len(idle)} idle sessions kept"
+        f"\ndrill hanging_server: unhealthy after {detected_after:.1f} s, then {LOGINS} of {LOGINS} new"
+        f" clients on other nodes; active {recovered_after:.1f} s after the end; {len(idle)} idle sessions kept"
     )
 
 
