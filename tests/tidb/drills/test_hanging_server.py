@@ -144,7 +144,8 @@ async def test_statement_check_finds_it(
         assert stack.bugs() == []
     print(
         f"\ndrill hanging_server: unhealthy after {detected_after:.1f} s, then {LOGINS} of {LOGINS} new"
-        f" clients on other nodes; active {recovered_after:.1f} s after the end; {len(idle)} idle sessions kept"
+        f" clients on other nodes; active {recovered_after:.1f} s after the end; {len(idle)} idle sessions"
+        " kept"
     )
 
 
