@@ -59,12 +59,16 @@ test: $(READY) ## run all tests
 	@$(IN_PARALLEL) --silent test-rust $(BUILDS)
 	@exec $(BIN)/pytest $(or $(ARGS),$(ALL_TESTS))
 
+# These tests measure the CPU, so no other tests run beside them.
+ALONE := tests/tidb/test_balance.py tests/tidb/test_bench_proxies.py
+
 # Checks for the TiDB binaries first, because without them nothing needs to be installed or built.
 test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN or TiUP; not part of `make test`
 	@$(BIN)/python -m sandbox.tidb_binaries
 	@PYTHON=$(PYTHON) sandbox/install.sh tidb
 	@$(MAKE) --no-print-directory $(MODULE)
-	@exec $(BIN)/pytest $(or $(ARGS),tests/tidb)
+	@$(if $(ARGS),exec $(BIN)/pytest $(ARGS),$(BIN)/pytest --numprocesses=2 --dist=loadfile tests/tidb \
+		$(addprefix --ignore=,$(ALONE)) && exec $(BIN)/pytest $(ALONE))
 
 test-releases: $(READY) ## test all releases of TiDB that are here, and write docs/reference/tidb-releases.md
 	@TIDEVOY_RELEASE_PAGE=docs/reference/tidb-releases.md $(MAKE) --no-print-directory test-tidb ARGS=tests/tidb/releases
