@@ -195,7 +195,7 @@ fn pinned_after(exchanges: &[Exchange]) -> Option<PinReason> {
         Some(PinReason::Transaction)
     } else if marks.values().any(|mark| mark.0) {
         Some(PinReason::Cursor)
-    } else if is_ambiguous || marks.values().any(|mark| mark.1) {
+    } else if is_unconfirmed || is_ambiguous || marks.values().any(|mark| mark.1) {
         Some(PinReason::LongData)
     } else {
         None
