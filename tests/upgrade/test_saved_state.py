@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class SavedState:
         async with http_client(self.plane.api_url) as api:
             rollout = await get_rollout(api, self.rollout)
         return {
-            # A node that is not in the saved plan enters its state anew, at a later time.
+            # If the plan were not restored, the node would have a later `since`.
             "nodes": {
                 address: (node["state"], node["since"], node["drain"]) for address, node in nodes.items()
             },
@@ -97,6 +98,24 @@ class SavedState:
         return {file.name: file.read_bytes() for file in directory.iterdir() if file.name != "lock"}
 
 
+@asynccontextmanager
+async def create_state(
+    directory: Path,
+    mariadb: MariaDb,
+    signing: SessionCertificate,
+    restarter: RestartCommand,
+    build: ModuleBuild,
+) -> AsyncIterator[SavedState]:
+    """Run a control plane of this build that has saved a state."""
+    settings = {"rollouts": restarter.settings}
+    async with run_mixed_cluster(
+        directory, mariadb, [build], nodes=4, node_arguments=signing.arguments, settings=settings
+    ) as cluster:
+        state = SavedState(cluster, restarter)
+        await state.create()
+        yield state
+
+
 async def expect_unchanged(state: SavedState, expected: Mapping[str, Any]) -> None:
     assert await state.read() == expected
     assert await state.cluster.events(state.plane, "state.load_failed") == []
@@ -118,16 +137,7 @@ async def test_newer_build_continues_from_the_state_of_the_older(
     restarter: RestartCommand,
     upgrade: Upgrade,
 ) -> None:
-    async with run_mixed_cluster(
-        tmp_path,
-        mariadb,
-        [upgrade.older],
-        nodes=4,
-        node_arguments=signing.arguments,
-        settings={"rollouts": restarter.settings},
-    ) as cluster:
-        state = SavedState(cluster, restarter)
-        await state.create()
+    async with create_state(tmp_path, mariadb, signing, restarter, upgrade.older) as state:
         before = await state.read()
         await state.restart_with(upgrade.newer)
         await expect_unchanged(state, before)
@@ -142,16 +152,7 @@ async def test_older_build_continues_or_refuses_without_a_change(
     upgrade: Upgrade,
 ) -> None:
     """After a rollback, the older build reads everything, or does not start and leaves all files."""
-    async with run_mixed_cluster(
-        tmp_path,
-        mariadb,
-        [upgrade.newer],
-        nodes=4,
-        node_arguments=signing.arguments,
-        settings={"rollouts": restarter.settings},
-    ) as cluster:
-        state = SavedState(cluster, restarter)
-        await state.create()
+    async with create_state(tmp_path, mariadb, signing, restarter, upgrade.newer) as state:
         before = await state.read()
         assert await state.plane.terminate() == 0
         files = state.files()

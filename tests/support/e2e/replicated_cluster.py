@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +96,24 @@ class ReplicatedCluster:
         await wait_until(all_active, seconds)
 
 
+def new_fake_nodes(
+    directory: Path, ports: Ports, etcd: Etcd, mariadb: MariaDb, count: int, arguments: Sequence[str]
+) -> list[Tidb]:
+    """Return simulated TiDB servers, not started yet."""
+    return [
+        FakeTidb(
+            directory,
+            ports.allocate(),
+            ports.allocate(),
+            name=f"tidb-{index}",
+            pd=[etcd.url],
+            mariadb=mariadb.address,
+            arguments=arguments,
+        )
+        for index in range(count)
+    ]
+
+
 @asynccontextmanager
 async def run_replicated_cluster(
     directory: Path,
@@ -110,18 +128,7 @@ async def run_replicated_cluster(
         ports = exit_stack.enter_context(Ports())
         sql = ports.allocate()
         etcd = await exit_stack.enter_async_context(Etcd.start(directory / "etcd", pd_timings=True))
-        tidbs: list[Tidb] = [
-            FakeTidb(
-                directory,
-                ports.allocate(),
-                ports.allocate(),
-                name=f"tidb-{index}",
-                pd=[etcd.url],
-                mariadb=mariadb.address,
-                arguments=arguments,
-            )
-            for index in range(nodes)
-        ]
+        tidbs = new_fake_nodes(directory, ports, etcd, mariadb, nodes, arguments)
         planes = [
             ControlPlaneProcess(
                 directory,

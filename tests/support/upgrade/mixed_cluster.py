@@ -18,9 +18,10 @@ from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.server import http_client
-from sandbox.tidb import FakeTidb, Tidb
+from sandbox.tidb import Tidb
 from tests.support.controlplane.api_server import stored_events
 from tests.support.e2e.envoy_replacement import SupervisedEnvoy
+from tests.support.e2e.replicated_cluster import new_fake_nodes
 from tests.support.waiting import wait_until
 
 _TIMEOUT_SECONDS = 60.0
@@ -187,18 +188,7 @@ async def run_mixed_cluster(
         ports = stack.enter_context(Ports())
         sql = ports.allocate()
         etcd = await stack.enter_async_context(Etcd.start(directory / "etcd", pd_timings=True))
-        tidbs: list[Tidb] = [
-            FakeTidb(
-                directory,
-                ports.allocate(),
-                ports.allocate(),
-                name=f"tidb-{index}",
-                pd=[etcd.url],
-                mariadb=mariadb.address,
-                arguments=node_arguments,
-            )
-            for index in range(nodes)
-        ]
+        tidbs = new_fake_nodes(directory, ports, etcd, mariadb, nodes, node_arguments)
         planes = []
         for index, build in enumerate(builds):
             name = f"plane-{index}"

@@ -17,7 +17,7 @@ from tests.support.soak import SOAK
 from tests.support.tidb.drill_load import DrillLoad
 from tests.support.tidb.logins import log_in
 from tests.support.tidb_sim_clients import RawClient
-from tests.support.waiting import assert_nothing_received, wait_until
+from tests.support.waiting import assert_never, assert_nothing_received, wait_until
 from tests.tidb.conftest import STACK_SETTINGS
 
 MAX_HEAP_BYTES = (256 if SOAK else 64) << 20
@@ -117,8 +117,7 @@ async def test_full_heap_delays_new_sessions_and_no_others(
             metrics = await overload.states_in_prometheus()
             slowest_statement = await load.wait_for_statements()
             waiting = tasks.create_task(log_in(stack.sql_port))
-            await asyncio.sleep(0.5)
-            assert not waiting.done()
+            await assert_never(waiting.done, 0.5)
         freed_at = time.monotonic()
         await wait_until(overload.is_over)
         recovered = time.monotonic() - freed_at
