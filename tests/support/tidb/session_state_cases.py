@@ -123,6 +123,16 @@ CASES = (
         ("create session binding for select v from {t} using select /*+ use_index({t}) */ v from {t}",),
         ("select v from {t} order by v", "select v from {t}", "select @@last_plan_from_binding"),
     ),
+    Case(
+        ("create index h type hypo on {t} (v)",),
+        ("show create table {t}", "explain format = 'brief' select v from {t} where v = 1"),
+        since=(7, 5),
+    ),
+    Case(
+        ("alter table {t} set hypo tiflash replica 1",),
+        ("explain format = 'brief' select /*+ read_from_storage(tiflash[{t}]) */ v from {t}",),
+        since=(7, 5),
+    ),
 )
 
 
