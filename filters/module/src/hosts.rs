@@ -26,6 +26,9 @@ const STATE_DRAINING: &str = "draining";
 /// earlier.
 const CLOSED_STATES: [&str; 3] = [STATE_DRAINING, "drained", "gone"];
 
+/// Maximum nodes in [`WorkerHosts::describe`].
+const MAX_DESCRIBED: usize = 16;
+
 /// A node of a group, with the weight and priority of its endpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
@@ -309,6 +312,19 @@ impl WorkerHosts {
             host.node.shared.name == name && host.endpoint.parse().is_ok_and(|parsed: SocketAddr| parsed == *address)
         };
         self.with_hosts(|all| all.values().flatten().filter(matches).map(|host| Rc::clone(&host.node)).collect())
+    }
+
+    /// The first nodes, for the log: name, state, weight, and why a node is ejected.
+    pub(crate) fn describe(&self) -> String {
+        let describe = |host: &Host| {
+            let ejected = host.node.shared.ejection_details();
+            let ejected = ejected.map(|ejected| format!(", ejected: {}", ejected.reason.name())).unwrap_or_default();
+            format!("{} ({}, weight {}{ejected})", host.node.shared.name, host.state, host.weight)
+        };
+        self.with_hosts(|all| {
+            let nodes: Vec<String> = all.values().flatten().take(MAX_DESCRIBED).map(describe).collect();
+            if nodes.is_empty() { "none".to_owned() } else { nodes.join(", ") }
+        })
     }
 
     /// Nodes in service from which rebalancing may migrate sessions, since other nodes have incoming quota left.

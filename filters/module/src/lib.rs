@@ -30,6 +30,7 @@ mod login_limits;
 mod migration_driver;
 mod migration_scheduler;
 mod migration_state;
+mod no_node_log;
 mod node;
 mod node_socket;
 mod nonblocking;

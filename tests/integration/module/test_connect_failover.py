@@ -179,6 +179,11 @@ async def test_connect_attempts_limits_the_nodes_tried(tmp_path: Path) -> None:
         client = await proxy.connect()
         assert await read_to_end(client) == frame(0, NO_NODE_ERROR)
         assert sorted(node.connections for node in nodes) == [0, 0, 1, 1]
+        (line,) = (line for line in proxy.log.splitlines() if "a login found no node" in line)
+        tried, _, known = line.partition("; known: ")
+        assert [node.endpoint in tried for node in nodes] == [node.connections == 1 for node in nodes]
+        assert [f"{node.endpoint} (active, weight 1" in known for node in nodes] == [True] * 4
+        assert known.count(", ejected: error") == 2
 
 
 async def test_client_receives_error_at_once_without_nodes(tmp_path: Path) -> None:

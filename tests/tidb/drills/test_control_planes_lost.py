@@ -225,7 +225,11 @@ async def test_nodes_come_and_go_while_no_control_plane_runs(
             )
             assert error.value.args[0] == 1053
             # The stop and the kill may each end a client's session once, and the login of that moment.
-            assert (len(load.errors), len(logins.errors)) == error_counts, (load.errors, logins.errors)
+            assert (len(load.errors), len(logins.errors)) == error_counts, (
+                load.errors,
+                logins.errors,
+                lines_about_failed_logins(stack),
+            )
             assert len(load.errors) <= 2 * CLIENTS, load.errors
             assert len(logins.errors) <= 2, logins.errors
             assert logins.successes > outage
@@ -240,6 +244,12 @@ async def test_nodes_come_and_go_while_no_control_plane_runs(
 
 def sum_moved(counts: Mapping[tuple[str, str, str], int]) -> int:
     return sum(count for (_, result, _), count in counts.items() if result == "moved")
+
+
+def lines_about_failed_logins(stack: LocalCluster) -> list[str]:
+    """Return the lines of the Envoy's log that say why a login found no node."""
+    log = stack.envoy.process.log.read_text(errors="replace")
+    return [line for line in log.splitlines() if "a login found no node" in line]
 
 
 async def has_its_share(stack: LocalCluster, address: str) -> bool:

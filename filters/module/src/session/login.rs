@@ -18,6 +18,7 @@ use super::{Session, SessionPhase};
 use crate::login_failover::LoginFailover;
 use crate::login_limits::{LoginLimits, LoginSlot};
 use crate::migration_scheduler;
+use crate::no_node_log;
 use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::reachability::MonitoredEndpoint;
@@ -350,6 +351,9 @@ impl Session {
                     packet
                 }
                 None => {
+                    self.with_session_login(|login| {
+                        no_node_log::log_login_without_node(&self.worker.hosts, &login.tried_endpoints);
+                    });
                     self.count_login_failure(LoginFailure::Error(ProxyError::NoNode));
                     self.error_packet(ProxyError::NoNode)
                 }
