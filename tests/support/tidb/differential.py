@@ -44,9 +44,9 @@ def without_known_differences(command: SentCommand, answer: Answer) -> Answer:
 
     * The columns' flag NOT_NULL, for an execution of a prepared statement: it depends on the parameters of
       the execution whose plan is in the plan cache. This cache is empty after a migration.
-    * The affected rows and the insert id of a command that is no statement, such as COM_PING: TiDB sends
-      those of the last statement. After a query, the affected rows are 0, but the restored session has -1,
-      which is ROW_COUNT(). The restored session has no insert id.
+    * The affected rows, insert id and message of a command that is no statement, such as COM_PING: TiDB
+      sends those of the last statement. After a query, the affected rows are 0, but the restored session has
+      -1, which is ROW_COUNT(). The restored session has no insert id and no message.
     """
     is_execution = command.command == MySqlCommand.STMT_EXECUTE or command.body.startswith(b"execute")
     is_statement = command.command in (MySqlCommand.QUERY, MySqlCommand.STMT_EXECUTE)
@@ -56,7 +56,8 @@ def without_known_differences(command: SentCommand, answer: Answer) -> Answer:
             case RowsAnswer() if is_execution:
                 parts.append(replace(part, columns=tuple(map(_nullable, part.columns))))
             case OkAnswer(affected=affected) if not is_statement:
-                parts.append(replace(part, affected=0 if affected == _MINUS_ONE else affected, insert_id=0))
+                affected = 0 if affected == _MINUS_ONE else affected
+                parts.append(replace(part, affected=affected, insert_id=0, info=b""))
             case _:
                 parts.append(part)
     return tuple(parts)
