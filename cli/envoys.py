@@ -1,4 +1,4 @@
-"""Envoy commands: envoys, envoys set, envoys replace, envoys forget."""
+"""Envoy commands: envoys, envoys ready, not-ready, set, replace, forget."""
 
 from __future__ import annotations
 
@@ -180,6 +180,30 @@ def set_switches(
     print_result(sanitize(f"{envoy}: {describe_switched_off(answer) or 'nothing is switched off'}"))
 
 
+@app.command("not-ready")
+def set_not_ready(envoy: EnvoyId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Let load balancers send new clients to other Envoys: `/readyz` of this Envoy answers 503.
+
+    Its sessions continue, and clients that still connect to it are served. `ready` reverts it.
+    """
+    _set_ready(envoy, "off", url, as_json, f"{envoy} is not ready for new clients")
+
+
+@app.command("ready")
+def set_ready(envoy: EnvoyId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Let load balancers send new clients to this Envoy again, after `not-ready`."""
+    _set_ready(envoy, None, url, as_json, f"{envoy} is ready for new clients again")
+
+
+def _set_ready(envoy: str, ready: str | None, url: str, as_json: bool, message: str) -> None:
+    with ControlPlaneClient(url) as client:
+        answer = client.patch(f"/v1/envoys/{quote(envoy, safe='')}", {"ready": ready})
+    if as_json:
+        show_json(answer)
+        return
+    print_result(sanitize(message))
+
+
 @app.command("forget")
 def forget_envoy(
     envoy: EnvoyId,
@@ -219,6 +243,8 @@ def describe_state(envoy: dict[str, Any]) -> str:
     """Return whether an Envoy is connected and runs the published version, as text."""
     if envoy["connected_since"] is None:
         return f"disconnected since {format_time(envoy['last_seen'])}"
+    if envoy["overrides"]["ready"] == "off":
+        return "not ready for new clients (set by an operator)"
     if not envoy["published_version"]:
         return "waiting for the first plan"
     if envoy["acked_version"] == envoy["published_version"]:

@@ -77,6 +77,13 @@ def bootstrap(
     admin: Annotated[str, typer.Option(help="Loopback address of the Envoy's admin port.")] = (
         "127.0.0.1:9901"
     ),
+    health: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address at which the Envoy tells load balancers its health; default: envoy_health.listen.",
+        ),
+    ] = None,
     module: Annotated[
         str | None,
         typer.Option(
@@ -136,6 +143,7 @@ def bootstrap(
             delta=delta,
             group=group,
             zone=zone,
+            health=health,
         )
         # Envoy does not resolve the name of its admin address.
         if literal_host(admin) is None or not addresses.is_loopback(admin):

@@ -1,13 +1,15 @@
-"""The Envoys page: connection state, versions, and rejected configurations of the fleet."""
+"""The Envoys page: state, versions and rejected configurations of the fleet; forms for their readiness."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
 from api.console import pages, table
 from api.console.errors import ConsoleRoute
+from api.console.forms import Form, submit
 from api.dependencies import EngineDep
 from controlplane.model.views import EnvoyView
 
@@ -37,12 +39,44 @@ async def show_envoys(request: Request, engine: EngineDep) -> Response:
     return pages.live_page(request, "envoys.html", "envoys", link, values, only_problems=only_problems)
 
 
+_ReadinessForm = Literal["ready", "not-ready"]
+
+
+@router.get("/console/envoys/{envoy:path}/{readiness}")
+async def show_readiness_form(
+    request: Request, engine: EngineDep, envoy: str, readiness: _ReadinessForm
+) -> Response:
+    return _readiness_form(request, engine, envoy, readiness, Form())
+
+
+@router.post("/console/envoys/{envoy:path}/{readiness}")
+async def set_readiness(
+    request: Request, engine: EngineDep, envoy: str, readiness: _ReadinessForm
+) -> Response:
+    async def set_ready(form: Form) -> Response:
+        is_ready = readiness == "ready"
+        await engine.operations.set_envoy_switches(envoy, {"ready": None if is_ready else False})
+        text = f"{envoy} is {'ready for new clients again' if is_ready else 'not ready for new clients'}"
+        return pages.success(request, text, "/console/envoys")
+
+    form = partial(_readiness_form, request, engine, envoy, readiness)
+    return await submit(request, set_ready, form)
+
+
+def _readiness_form(
+    request: Request, engine: EngineDep, envoy: str, readiness: _ReadinessForm, form: Form
+) -> Response:
+    view = engine.cluster.envoy(envoy)
+    return pages.form_page(request, "_readiness.html", form.status, view=view, readiness=readiness, form=form)
+
+
 def _has_problem(view: EnvoyView) -> bool:
-    """Whether the Envoy is disconnected, outdated, reports a problem, or shares its id with another."""
+    """Whether the Envoy is disconnected, outdated, set to not ready, reports a problem, or shares its id."""
     status = view.status
     return (
         status.connected_since is None
         or bool(status.problem or status.stale_resources)
+        or not view.overrides.is_ready
         or status.streams > 1
         or status.acked_version != status.published_version
     )

@@ -59,6 +59,11 @@ def node_link(address: str) -> str:
     return f"/console/nodes/{quote(address, safe=':[]')}"
 
 
+def envoy_link(envoy: str) -> str:
+    """Return the path below which the forms of an Envoy are."""
+    return f"/console/envoys/{quote(envoy, safe='')}"
+
+
 def rollout_link(rollout_id: str) -> str:
     """Return the path of a rollout's page; its forms are below this path."""
     return f"/console/rollouts/{quote(rollout_id, safe='')}"
@@ -77,6 +82,7 @@ _templates.globals |= {
     "State": State,
     "charts": charts,
     "node_link": node_link,
+    "envoy_link": envoy_link,
     "rollout_link": rollout_link,
 }
 _templates.filters |= {

@@ -23,9 +23,9 @@ async def list_envoys(engine: EngineDep) -> EnvoyList:
 @router.patch(
     "/v1/envoys/{envoy:path}",
     tags=["envoys"],
-    summary="Switch parts of an Envoy's module off or on",
-    description="For an operator who suspects a part of the module. It takes effect without a restart, and"
-    " stays until it is changed again.",
+    summary="Switch parts of an Envoy's module off or on, or set its readiness",
+    description="For an operator who suspects a part of the module, or wants no new clients at this Envoy. It"
+    " takes effect without a restart, and stays until it is changed again.",
     dependencies=[RequireJsonBody],
     responses=openapi_responses(ProblemKind.UNKNOWN_ENVOY, *BODY_PROBLEMS),
 )

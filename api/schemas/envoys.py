@@ -27,6 +27,7 @@ class SwitchOverrides(ResponseModel):
 
     offload: OnOff | None
     migration: OnOff | None
+    ready: OnOff | None
 
 
 class ChangeEnvoyRequest(StrictRequest):
@@ -39,6 +40,11 @@ class ChangeEnvoyRequest(StrictRequest):
     )
     migration: Literal["on", "off"] | None = Field(
         None, description="`off`: no session of this Envoy migrates."
+    )
+    ready: Literal["on", "off"] | None = Field(
+        None,
+        description="`off`: the Envoy tells load balancers that it is not ready for new clients (`/readyz`)."
+        " It still serves those that come.",
     )
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import model_validator
 
@@ -21,6 +21,7 @@ from controlplane.config.balance import (
     RebalanceSettings,
     ZoneSettings,
 )
+from controlplane.config.envoy import EnvoyHealthSettings, EnvoyOverloadSettings
 from controlplane.config.login import LoginSettings
 from controlplane.config.module import ModuleSettings
 from controlplane.config.own_tls import ClientTls, XdsTls
@@ -168,21 +169,6 @@ class DrainSettings(SettingsSection):
     drained."""
 
 
-class EnvoyOverloadSettings(SettingsSection):
-    """Limits that protect an Envoy from overload.
-
-    They are part of the Envoy's bootstrap: after a change, create a new one with `tidevoy bootstrap`, and
-    restart the Envoy with it.
-    """
-
-    max_heap_bytes: int = setting(
-        2_147_483_648, takes_effect="new envoys", unit="bytes", ge=67_108_864, le=1 << 50
-    )
-    """Heap size at which an Envoy stops accepting connections. At 95 %, it frees unused memory."""
-    max_connections: int = setting(50_000, takes_effect="new envoys", ge=1, le=10_000_000)
-    """Number of client connections over all ports at which an Envoy resets new ones."""
-
-
 class XdsSettings(SettingsSection):
     """The gRPC port that Envoys connect to."""
 
@@ -227,6 +213,7 @@ class Settings(SettingsSection):
     rebalance: RebalanceSettings = section(RebalanceSettings, "Rebalancing of existing sessions.")
     rollouts: RolloutSettings = section(RolloutSettings, "Rolling operations.")
     overload: EnvoyOverloadSettings = section(EnvoyOverloadSettings, "Overload protection of an Envoy.")
+    envoy_health: EnvoyHealthSettings = section(EnvoyHealthSettings, "Health of an Envoy for load balancers.")
     xds: XdsSettings = section(XdsSettings, "The port for Envoys.")
     api: ApiSettings = section(ApiSettings, "REST and console.")
     replicas: ReplicaSettings = section(ReplicaSettings, "Replicas of the control plane.")
@@ -245,16 +232,13 @@ class Settings(SettingsSection):
 
     @model_validator(mode="after")
     def _check_distinct_ports(self) -> Settings:
-        for (first_key, first), (second_key, second) in itertools.combinations(self._listeners(), 2):
-            if _has_port_conflict(first.listen, second.listen):
-                is_second_explicit = "listen" in second.model_fields_set
-                key, other_key, other = (
-                    (second_key, first_key, first) if is_second_explicit else (first_key, second_key, second)
-                )
+        for one, two in itertools.combinations(self._listeners(), 2):
+            if _has_port_conflict(one.address, two.address):
+                wrong, other = (two, one) if two.is_explicit else (one, two)
                 raise SettingError(
-                    f"{key} and {other_key} ({other.listen}) have the same port",
+                    f"{wrong.key} and {other.key} ({other.address}) have the same port",
                     "choose another port for one of them",
-                    key=key,
+                    key=wrong.key,
                 )
         return self
 
@@ -317,9 +301,27 @@ class Settings(SettingsSection):
             required["sql.proxy_protocol"] = "optional"
         return " and ".join(f"{key} is set to {value}" for key, value in required.items())
 
-    def _listeners(self) -> tuple[tuple[str, SqlSettings | XdsSettings | ApiSettings | GroupSettings], ...]:
-        groups = ((f"groups.{index}.listen", group) for index, group in enumerate(self.groups))
-        return (("sql.listen", self.sql), ("xds.listen", self.xds), ("api.listen", self.api), *groups)
+    def _listeners(self) -> list[_Listener]:
+        sections: list[tuple[str, SettingsSection, str | None]] = [
+            ("sql", self.sql, self.sql.listen),
+            ("xds", self.xds, self.xds.listen),
+            ("api", self.api, self.api.listen),
+            *((f"groups.{index}", group, group.listen) for index, group in enumerate(self.groups)),
+            ("envoy_health", self.envoy_health, self.envoy_health.listen),
+        ]
+        return [
+            _Listener(f"{name}.listen", address, "listen" in part.model_fields_set)
+            for name, part, address in sections
+            if address is not None
+        ]
+
+
+class _Listener(NamedTuple):
+    """A setting with a port. `is_explicit`: the settings name the port, so it is no default."""
+
+    key: str
+    address: str
+    is_explicit: bool
 
 
 def _has_port_conflict(one: str, other: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from controlplane.model.health import CheckStatus, Health
@@ -164,7 +164,11 @@ def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
         yield EventDraft("intent.envoy_ended", envoy, message)
     for envoy in sorted(before.switch_overrides.keys() | after.switch_overrides.keys()):
         past, now = (i.switch_overrides.get(envoy, NO_OVERRIDES) for i in (before, after))
-        if past != now:
+        if past.ready != now.ready:
+            state = "ready" if now.is_ready else "not ready"
+            message = f"an operator sets {envoy} to {state} for new clients"
+            yield EventDraft("intent.envoy_ready", envoy, message, {"ready": now.is_ready})
+        if replace(past, ready=now.ready) != now:
             yield _switches_event(envoy, past, now)
     # A removal also ends when a node that operators added has left the plan, or when they add it again.
     for address in before.removed.keys() - after.removed.keys() - after.added.keys() - before.added.keys():

@@ -1,4 +1,4 @@
-"""Parts of Tidevoy's module that an operator can switch off, for all Envoys or for one. Pure data."""
+"""Switches of Tidevoy's module that operators set: parts of it, and the readiness of an Envoy. Pure data."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ class SwitchOverrides:
 
     offload: bool | None = None
     migration: bool | None = None
+    ready: bool | None = None
+    """False: the Envoy tells load balancers that it is not ready for new clients. No setting does this."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether load balancers may send new clients to the Envoy."""
+        return self.ready is not False
 
     def apply_to(self, settings: ModuleSwitches) -> ModuleSwitches:
         """Return the switches that the control plane publishes for the Envoy."""

@@ -58,18 +58,21 @@ def render_bootstrap(
     delta: bool = False,
     group: str = "",
     zone: str = "",
+    health: str | None = None,
 ) -> str:
     """Return a bootstrap as YAML. Raises ValueError if an address is invalid or `module` is relative.
 
     `control_planes` and `admin` are `host:port`; the admin port may be 0. Without `node_id`, Envoy must be
     started with `--service-node`. `module` is the path of Tidevoy's module on the Envoy's machine. `delta`
     selects the incremental variant of xDS. `group` is the only group that the Envoy serves, or empty if it
-    serves all. `zone` is the Envoy's location, or empty if it is unknown.
+    serves all. `zone` is the Envoy's location, or empty if it is unknown. `health` is the address for load
+    balancers' probes if it differs from `envoy_health.listen`.
     """
     if not control_planes:
         raise ValueError("an Envoy needs the address of at least one control plane")
     if module is not None and not PurePosixPath(module).is_absolute():
         raise ValueError(f"{module} is a relative path; give the absolute path on the Envoy's machine")
+    health_address = health or settings.envoy_health.listen
     socket_addresses = [_socket_address(address) for address in control_planes]
     environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)  # noqa: S701 - YAML; each value goes through tojson
     return environment.from_string(_read_template()).render(
@@ -89,6 +92,8 @@ def render_bootstrap(
         if settings.balance.module_counts == "sessions"
         else (),
         overload=settings.overload,
+        health_address=_socket_address(health_address) if health_address else None,
+        health_tls=settings.envoy_health.tls,
     )
 
 

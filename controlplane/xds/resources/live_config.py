@@ -47,6 +47,7 @@ def render_live_config(
     }
     # A switch that is on is omitted, so that earlier modules of this release accept the configuration.
     switches = asdict(overrides.apply_to(settings.module.switches))
+    switches["ready"] = overrides.is_ready
     limits |= {part: False for part, is_on in switches.items() if not is_on}
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use envoy_abi::extension::{Extension, Metrics};
 use envoy_abi::filter::{Filter, FilterFactory, NetworkFilter};
+use envoy_abi::http_filter::{Responder, Response};
 use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 use envoy_abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
@@ -30,6 +31,10 @@ impl envoy_abi::Module for Panics {
     }
 
     fn listener_filter(&self, name: &str, _: &[u8]) -> Result<Box<dyn ListenerFilter>, String> {
+        Ok(Box::new(Part::named(name)))
+    }
+
+    fn http_filter(&self, name: &str, _: &[u8]) -> Result<Box<dyn Responder>, String> {
         Ok(Box::new(Part::named(name)))
     }
 
@@ -106,6 +111,13 @@ impl Policy for Part {
     fn choose(&self, _: &Hosts<'_>, _: Context<'_>) -> Option<Position> {
         reach("choose", &self.next());
         Some(Position { priority: 0, index: 0 })
+    }
+}
+
+impl Responder for Part {
+    fn respond(&self) -> Response {
+        reach("respond", &self.next());
+        Response { status: 200, body: "responded".to_owned() }
     }
 }
 

@@ -12,6 +12,8 @@ pub trait Extension {
     fn tick(&self, metrics: &Metrics);
     /// Milliseconds between two ticks.
     fn interval(&self) -> u64;
+    /// Envoy has begun to close the ports of its listeners (`POST /drain_listeners`).
+    fn on_drain_started(&self) {}
     /// Envoy stops: end all background work.
     fn shutdown(&self) {}
 }
@@ -20,6 +22,8 @@ pub trait Extension {
 pub struct Metrics {
     config: Envoy,
     open: bool,
+    /// Envoy's extension. Null until Envoy has created it.
+    extension: Cell<Envoy>,
 }
 
 /// A counter with labels.
@@ -51,6 +55,17 @@ impl Metrics {
         let result =
             unsafe { define(self.config, Buffer::of(name.as_bytes()), labels.as_ptr(), labels.len(), &mut id) };
         if self.open && result == sys::METRIC_SUCCESS { Ok(id) } else { Err(format!("no metric {name} ({result})")) }
+    }
+
+    /// The value of a gauge of Envoy, by its full name; 0 if there is no such gauge. Envoy searches all gauges for it.
+    #[must_use]
+    pub fn gauge_value(&self, name: &str) -> u64 {
+        let mut value = 0;
+        if !self.extension.get().is_null() {
+            // SAFETY: the extension lives as long as its configuration; called on the main thread.
+            unsafe { sys::extension_gauge_value(self.extension.get(), Buffer::of(name.as_bytes()), &raw mut value) };
+        }
+        value
     }
 
     /// Adds to a counter. `labels`: a value for each of its labels.
@@ -106,7 +121,7 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
     // SAFETY: both live until this hook returns.
     let (name, text) = unsafe { (name.text(), text.bytes()) };
     let extension = configured("bootstrap extension", &name, || {
-        let mut metrics = Metrics { config, open: true };
+        let mut metrics = Metrics { config, open: true, extension: Cell::new(core::ptr::null_mut()) };
         let extension = module()?.extension(&name, text, &mut metrics)?;
         metrics.open = false;
         Ok(HeldExtension { extension, metrics, timer: Cell::new(core::ptr::null_mut()) })
@@ -124,7 +139,9 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_destroy(
 
 /// Envoy requires a second object in addition to the configuration. The module uses the same object.
 #[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_bootstrap_extension_new(ours: Ours, _: Envoy) -> Ours {
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_new(ours: Ours, extension: Envoy) -> Ours {
+    // SAFETY: Envoy passes what `config_new` returned.
+    unsafe { held(ours) }.metrics.extension.set(extension);
     ours
 }
 
@@ -152,6 +169,13 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_timer_fired(_: 
         // SAFETY: the timer was not deleted.
         unsafe { sys::extension_timer_enable(timer, held.extension.interval()) };
     }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_drain_started(_: Envoy, ours: Ours) {
+    // SAFETY: Envoy passes what `new` returned.
+    let held = unsafe { held(ours) };
+    guarded("bootstrap_extension_drain_started", (), || held.extension.on_drain_started());
 }
 
 #[unsafe(no_mangle)]
@@ -183,7 +207,6 @@ macro_rules! unused_hooks {
 unused_hooks! {
     envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized(Envoy, Ours)
     envoy_dynamic_module_on_bootstrap_extension_destroy(Ours)
-    envoy_dynamic_module_on_bootstrap_extension_drain_started(Envoy, Ours)
     envoy_dynamic_module_on_bootstrap_extension_config_scheduled(Envoy, Ours, u64)
     envoy_dynamic_module_on_bootstrap_extension_http_callout_done(
         Envoy, Ours, u64, u32, *const u8, usize, *const u8, usize

@@ -1,7 +1,8 @@
 //! Envoy's C ABI for dynamic modules (v0.2.0, Envoy 1.40): declarations and safe wrappers.
 //!
 //! All unsafe code of the module is in this crate. Each extension point is a pair: a trait that the module implements
-//! ([`socket::TransportSocket`], [`filter::NetworkFilter`], [`policy::Policy`], [`extension::Extension`]) and a handle
+//! ([`socket::TransportSocket`], [`filter::NetworkFilter`], [`http_filter::Responder`], [`policy::Policy`],
+//! [`extension::Extension`]) and a handle
 //! with Envoy's side ([`socket::Socket`], ...). The exported hooks find the implementations through the [`Module`] that
 //! [`export!`] names, and catch every panic.
 //!
@@ -16,6 +17,7 @@ pub mod events;
 pub mod extension;
 pub mod filter;
 mod guard;
+pub mod http_filter;
 pub mod listener_filter;
 pub mod log;
 pub mod module;

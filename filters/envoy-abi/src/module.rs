@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::extension::{Extension, Metrics};
 use crate::filter::FilterFactory;
+use crate::http_filter::Responder;
 use crate::listener_filter::ListenerFilter;
 use crate::policy::PolicyFactory;
 use crate::socket::SocketFactory;
@@ -23,6 +24,8 @@ pub trait Module: Sync {
     fn filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn FilterFactory>, String>;
     /// A listener filter. Also called for each configuration that Envoy receives later.
     fn listener_filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn ListenerFilter>, String>;
+    /// An HTTP filter.
+    fn http_filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn Responder>, String>;
     /// A load-balancing policy.
     fn policy(&self, name: &str, config: &[u8]) -> Result<Box<dyn PolicyFactory>, String>;
     /// A bootstrap extension; `metrics` can only be defined during this call.

@@ -28,6 +28,13 @@ pub(crate) struct IoResult {
     pub(crate) end_of_stream: bool,
 }
 
+/// A header of an HTTP message.
+#[repr(C)]
+pub(crate) struct HttpHeader {
+    name: Buffer,
+    value: Buffer,
+}
+
 pub(crate) type Done = extern "C" fn(*mut c_void);
 
 const _: () = {
@@ -110,6 +117,12 @@ callbacks! { "listener_filter_" {
         "restore_local_address"(filter: Envoy, ip: Buffer, port: u32, is_ipv6: bool) -> bool;
 }}
 
+callbacks! { "http_" {
+    http_send_response = "send_response"(
+        filter: Envoy, status: u32, headers: *mut HttpHeader, count: usize, body: Buffer, details: Buffer
+    );
+}}
+
 callbacks! { "lb_" {
     lb_priorities = "get_priority_set_size"(lb: Envoy) -> usize;
     lb_hosts = "get_hosts_count"(lb: Envoy, priority: u32) -> usize;
@@ -121,6 +134,7 @@ callbacks! { "lb_" {
 }}
 
 callbacks! { "bootstrap_extension_" {
+    extension_gauge_value = "get_gauge_value"(extension: Envoy, name: Buffer, value: *mut u64) -> bool;
     extension_ready = "config_signal_init_complete"(config: Envoy);
     extension_timer_new = "timer_new"(config: Envoy) -> Envoy;
     extension_timer_enable = "timer_enable"(timer: Envoy, milliseconds: u64);

@@ -46,6 +46,11 @@ pub(crate) struct TrustedProxiesConfig {
     pub(crate) networks: Vec<ipnet::IpNet>,
 }
 
+/// The `readiness` HTTP filter.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReadinessConfig {}
+
 /// The `live_config` listener filter: the configuration that may change while Envoy runs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,6 +68,9 @@ pub(crate) struct Published {
     pub(crate) login_timeout: f64,
     /// Seconds without a command after which a session is closed; 0: never.
     pub(crate) idle_timeout: f64,
+    /// Whether this Envoy is ready for new clients, as far as operators decide.
+    #[serde(default = "is_on_by_default")]
+    pub(crate) ready: bool,
     /// Whether the module may handle the events of established connections instead of Envoy.
     #[serde(default = "is_on_by_default")]
     pub(crate) offload: bool,

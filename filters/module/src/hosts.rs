@@ -314,6 +314,11 @@ impl WorkerHosts {
         self.with_hosts(|all| all.values().flatten().filter(matches).map(|host| Rc::clone(&host.node)).collect())
     }
 
+    /// Whether any node may get new sessions.
+    pub(crate) fn has_open_node(&self) -> bool {
+        self.with_hosts(|all| all.values().flatten().any(|host| host.weight > 0))
+    }
+
     /// The first nodes, for the log: name, state, weight, and why a node is ejected.
     pub(crate) fn describe(&self) -> String {
         let describe = |host: &Host| {

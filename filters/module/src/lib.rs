@@ -8,6 +8,7 @@
 //! * [`policy`], the load-balancing policy: chooses a node that the session has not tried yet.
 //!
 //! [`worker`] has the state of one worker, and the work of a turn.
+//! [`readiness`] tells load balancers whether this Envoy is ready for new clients.
 //! [`live_config`] applies the configuration that the control plane changes while Envoy runs.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
@@ -41,6 +42,7 @@ mod policy;
 mod port_probe;
 mod proxy_header;
 mod reachability;
+mod readiness;
 mod refresh;
 mod sentinels;
 mod session;
@@ -56,6 +58,7 @@ mod worker;
 
 use envoy_abi::extension::{Extension, Metrics};
 use envoy_abi::filter::FilterFactory;
+use envoy_abi::http_filter::Responder;
 use envoy_abi::listener_filter::ListenerFilter;
 use envoy_abi::policy::PolicyFactory;
 use envoy_abi::socket::SocketFactory;
@@ -88,6 +91,12 @@ impl envoy_abi::Module for Tidevoy {
         config::check_name("live_config", name)?;
         live_config::on_received(config::LiveConfig::read(text)?);
         Ok(Box::new(live_config::LiveConfigFilter))
+    }
+
+    fn http_filter(&self, name: &str, text: &[u8]) -> Result<Box<dyn Responder>, String> {
+        config::check_name("readiness", name)?;
+        let config::ReadinessConfig {} = config::parse(text)?;
+        Ok(Box::new(readiness::ReadinessResponder))
     }
 
     fn policy(&self, name: &str, text: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {

@@ -42,6 +42,7 @@ pub(crate) struct SessionLimits {
 
 struct CurrentConfig {
     limits: SessionLimits,
+    is_ready: bool,
     /// By group.
     nodes: HashMap<String, Nodes>,
 }
@@ -49,7 +50,7 @@ struct CurrentConfig {
 static CURRENT: LazyLock<RwLock<CurrentConfig>> = LazyLock::new(|| {
     // For sessions that begin before the first configuration arrives. They get no node.
     let limits = SessionLimits { login_timeout: Duration::from_secs(8), idle_timeout: Duration::ZERO };
-    RwLock::new(CurrentConfig { limits, nodes: HashMap::new() })
+    RwLock::new(CurrentConfig { limits, is_ready: true, nodes: HashMap::new() })
 });
 
 /// The number of publications.
@@ -64,14 +65,15 @@ pub(crate) fn on_received(config: config::LiveConfig) {
         idle_timeout: seconds(published.idle_timeout),
     };
     switches::set_published(Switches { offload: published.offload, migration: published.migration });
-    publish(limits, published.group, published.nodes.into());
+    publish(limits, published.ready, published.group, published.nodes.into());
 }
 
-fn publish(limits: SessionLimits, group: String, nodes: Nodes) {
+fn publish(limits: SessionLimits, is_ready: bool, group: String, nodes: Nodes) {
     // The old nodes are dropped after the lock is released.
     let _before = {
         let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
         current.limits = limits;
+        current.is_ready = is_ready;
         current.nodes.insert(group, nodes)
     };
     COUNT.fetch_add(1, Ordering::Release);
@@ -86,6 +88,11 @@ pub(crate) fn count() -> u64 {
 /// The limits for sessions that begin now.
 pub(crate) fn limits() -> SessionLimits {
     CURRENT.read().unwrap_or_else(PoisonError::into_inner).limits
+}
+
+/// Whether this Envoy is ready for new clients, as far as operators decide.
+pub(crate) fn is_ready() -> bool {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner).is_ready
 }
 
 /// The nodes of a group; None: none were published yet.

@@ -16,7 +16,7 @@ use crate::node::{
     SessionState, SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{clock, deadlines, refresh, states_memory, switches, wakers};
+use crate::{clock, deadlines, readiness, refresh, states_memory, switches, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -206,7 +206,12 @@ impl Extension for Reporter {
         if self.reported_at.get().is_none_or(|at| now >= at + REPORT_INTERVAL) {
             self.reported_at.set(Some(now));
             self.report(metrics);
+            readiness::set_heap_full(readiness::is_probed() && metrics.gauge_value(readiness::HEAP_FULL_GAUGE) > 0);
         }
+    }
+
+    fn on_drain_started(&self) {
+        readiness::on_drain_started();
     }
 
     fn interval(&self) -> u64 {

@@ -31,12 +31,12 @@ async def test_switches_of_an_envoy_are_set_and_reset(server: ApiServer) -> None
         path = "/v1/envoys/zone%20a%2F1"
         changed = (await server.http.patch(path, json={"offload": "off"})).raise_for_status().json()
         assert (changed["id"], changed["offload"], changed["migration"]) == ("zone a/1", "off", "on")
-        assert changed["overrides"] == {"offload": "off", "migration": None}
+        assert changed["overrides"] == {"offload": "off", "migration": None, "ready": None}
         await wait_until(lambda: envoy.switched_off == {"offload"})
         changed = (await server.http.patch(path, json={"migration": "off"})).raise_for_status().json()
-        assert changed["overrides"] == {"offload": "off", "migration": "off"}
+        assert changed["overrides"] == {"offload": "off", "migration": "off", "ready": None}
         changed = (await server.http.patch(path, json={"offload": None})).raise_for_status().json()
-        assert changed["overrides"] == {"offload": None, "migration": "off"}
+        assert changed["overrides"] == {"offload": None, "migration": "off", "ready": None}
         (listed,) = (await server.http.get("/v1/envoys")).json()["envoys"]
         assert (listed["offload"], listed["migration"]) == ("on", "off")
         page = (await server.http.get("/console/envoys", headers={"Accept": "text/html"})).text
@@ -71,3 +71,23 @@ async def test_command_line_sets_and_shows_switches(server: ApiServer) -> None:
         assert changed.stdout == "one: nothing is switched off\n"
         assert (await run_tidevoy(server.url, "envoys", "set", "one")).exit_code == 2
         assert (await run_tidevoy(server.url, "envoys", "set", "two", "--migration", "on")).exit_code == 1
+
+
+async def test_console_sets_readiness(server: ApiServer) -> None:
+    async with await run_envoy(server, "zone a/1") as envoy:
+        await wait_until(lambda: bool(envoy.live_configs))
+        page, link = "/console/envoys", "/console/envoys/zone%20a%2F1"
+        browser = {"Accept": "text/html"}
+        assert f'href="{link}/not-ready"' in (await server.http.get(page, headers=browser)).text
+        form = await server.http.get(f"{link}/not-ready", headers=browser)
+        assert "send new clients to other Envoys" in form.text
+        sent = await server.http.post(f"{link}/not-ready", headers=browser)
+        assert (sent.status_code, sent.headers["location"]) == (303, page)
+        await wait_until(lambda: envoy.switched_off == {"ready"})
+        shown = (await server.http.get(f"{page}?problems=true", headers=browser)).text
+        assert "an operator has set it to not ready for new clients" in shown
+        assert f'href="{link}/ready"' in shown
+        await server.http.post(f"{link}/ready", headers=browser)
+        await wait_until(lambda: envoy.switched_off == set())
+        unknown = await server.http.get("/console/envoys/nobody/ready", headers=browser)
+        assert unknown.status_code == 404

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 
 from sandbox.child_process import ProcessFailed
 from sandbox.envoy import EnvoyProcess
+from sandbox.server import http_client
 from tests.support.fake_servers import run_fake_server
 from tests.support.module.envoy import with_timeout
 from tests.support.waiting import wait_until
@@ -100,10 +101,25 @@ class BootstrapBuilder:
                     "load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", hook
                 )
                 cluster["load_balancing_policy"] = {"policies": [{"typed_extension_config": policy}]}
+            case "http":
+                http_filter = self.extension("filters.http", "DynamicModuleFilter", "filter", hook)
+                direct_response = {"match": {"prefix": "/"}, "direct_response": {"status": 204}}
+                chain["filters"] = [http_connection_manager([http_filter], direct_response)]
             case "extension":
                 extension = self.extension("bootstrap", "DynamicModuleBootstrapExtension", "extension", hook)
                 envoy_bootstrap["bootstrap_extensions"] = [extension]
         return envoy_bootstrap
+
+
+def http_connection_manager(filters: Sequence[Any], route: Mapping[str, Any]) -> dict[str, Any]:
+    router = {"@type": f"{TYPE}.filters.http.router.v3.Router"}
+    manager = {
+        "@type": f"{TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "t",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [*filters, {"name": "router", "typed_config": router}],
+    }
+    return {"name": "http", "typed_config": manager}
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,6 +220,15 @@ async def test_panic_in_a_notification_hook_ends_no_connection(
             return f"a bug: {logged_hook} panicked" in envoy.process.output()
 
         await wait_until(is_logged)
+
+
+async def test_panic_in_the_http_filter_answers_with_an_error(tmp_path: Path, panicking_module: Path) -> None:
+    async with run_panicking_envoy(tmp_path, panicking_module, "http", "respond") as (envoy, port):
+        async with http_client(f"http://127.0.0.1:{port}") as client:
+            responses = [await client.get("/any") for _ in range(4)]
+        assert [response.status_code for response in responses] == [200, 500, 200, 500]
+        assert responses[0].text == "responded"
+        assert "a bug: http_filter_request_headers panicked" in envoy.process.output()
 
 
 async def test_panic_rejects_a_configuration(tmp_path: Path, panicking_module: Path) -> None:

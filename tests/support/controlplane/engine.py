@@ -241,9 +241,9 @@ class FakeEnvoy:
 
     @property
     def switched_off(self) -> set[str]:
-        """The parts of the module that the last live configuration switches off."""
+        """What the last live configuration switches off: parts of the module, `ready`."""
         published = self.live_configs[-1] if self.live_configs else {}
-        return {part for part in ("offload", "migration") if published.get(part) is False}
+        return {part for part in ("offload", "migration", "ready") if published.get(part) is False}
 
     async def _subscribe(self, subscribed: asyncio.Event) -> None:
         call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(self._channel).StreamAggregatedResources()

@@ -11,6 +11,8 @@ import psutil
 import pytest
 
 from sandbox.local_cluster import LocalCluster
+from sandbox.ports import Ports
+from sandbox.server import http_client
 from sandbox.tidb_cluster import TidbCluster
 from sandbox.tidb_sim.packets import MySqlCommand, frame
 from tests.support.soak import SOAK
@@ -96,10 +98,22 @@ async def fill_heap(stack: LocalCluster, overload: Overload, clients: ExitStack)
 
 @pytest.mark.timeout(600 if SOAK else 120)
 async def test_full_heap_delays_new_sessions_and_no_others(
-    cluster: TidbCluster, tmp_path: Path, database: str
+    cluster: TidbCluster, tmp_path: Path, database: str, ports: Ports
 ) -> None:
-    settings = {**STACK_SETTINGS, "overload": {"max_heap_bytes": MAX_HEAP_BYTES}}
+    async def readiness() -> str:
+        return (await balancer.get("/readyz")).text
+
+    async def is_ready() -> bool:
+        return await readiness() == "ready\n"
+
+    health = f"127.0.0.1:{ports.allocate()}"
+    settings = {
+        **STACK_SETTINGS,
+        "overload": {"max_heap_bytes": MAX_HEAP_BYTES},
+        "envoy_health": {"listen": health},
+    }
     async with (
+        http_client(f"http://{health}") as balancer,
         LocalCluster.start(tmp_path, cluster=cluster, settings=settings) as stack,
         DrillLoad(stack.sql_port, database, clients=4, statements_per_second=40) as load,
         asyncio.TaskGroup() as tasks,
@@ -113,6 +127,7 @@ async def test_full_heap_delays_new_sessions_and_no_others(
             await assert_nothing_received(new.reader, OVERLOAD_SECONDS)
             assert await overload.is_active()
             assert await stack.envoy.is_live()
+            assert await readiness() == "not ready: its memory is full (overload.max_heap_bytes)\n"
             pressure, rss = await overload.pressure(), overload.rss()
             metrics = await overload.states_in_prometheus()
             slowest_statement = await load.wait_for_statements()
@@ -121,6 +136,7 @@ async def test_full_heap_delays_new_sessions_and_no_others(
         freed_at = time.monotonic()
         await wait_until(overload.is_over)
         recovered = time.monotonic() - freed_at
+        await wait_until(is_ready)
         close(await waiting)
         close(await log_in(stack.sql_port))
         await load.wait_for_statements()

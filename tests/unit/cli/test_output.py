@@ -50,7 +50,10 @@ def test_unknown_count_differs_from_zero() -> None:
 )
 def test_describes_the_state_of_a_connected_envoy(acked: str, published: str, text: str) -> None:
     versions = {"acked_version": acked, "published_version": published}
-    assert describe_state({"connected_since": "2026-01-01T00:00:00Z", **versions}) == text
+    connected = {"connected_since": "2026-01-01T00:00:00Z", **versions}
+    assert describe_state({**connected, "overrides": {"ready": None}}) == text
+    not_ready = describe_state({**connected, "overrides": {"ready": "off"}})
+    assert not_ready == "not ready for new clients (set by an operator)"
 
 
 def test_describes_what_a_reload_changed() -> None:

@@ -235,6 +235,15 @@ def test_switches_of_an_envoy_are_reported() -> None:
     assert event.data == {"offload": None, "migration": None}
 
 
+def test_readiness_of_an_envoy_is_reported() -> None:
+    off = Intents(switch_overrides={"one": SwitchOverrides(ready=False)})
+    (event,) = intent_events(Intents(), off)
+    assert event[:3] == ("intent.envoy_ready", "one", "an operator sets one to not ready for new clients")
+    assert event.data == {"ready": False}
+    (event,) = intent_events(off, Intents())
+    assert (event.message, event.data) == ("an operator sets one to ready for new clients", {"ready": True})
+
+
 def test_finished_drain_is_summarized_in_one_sentence() -> None:
     assert drain_finished(A, DrainProgress(1.0, 12.4, 0, migrated=90))[:3] == (
         "node.drain_finished",

@@ -42,6 +42,34 @@ def test_bootstrap_has_control_planes_tls_and_limits() -> None:
     assert connections["typed_config"]["max_active_downstream_connections"] == 77
 
 
+def test_health_port_is_that_of_the_settings_or_of_the_envoy() -> None:
+    def health_listeners(health: str | None = None, module: str | None = None, **settings: Any) -> Any:
+        text = render_bootstrap(
+            Settings.model_validate({"envoy_health": settings}),
+            control_planes=["10.0.0.1:18000"],
+            node_id="e",
+            module=module,
+            health=health,
+        )
+        return yaml.safe_load(text)["static_resources"].get("listeners", [])
+
+    def address(listener: Any) -> tuple[str, int]:
+        socket = listener["address"]["socket_address"]
+        return socket["address"], socket["port_value"]
+
+    assert health_listeners() == []
+    (listener,) = health_listeners(listen="10.0.0.1:8080")
+    assert address(listener) == ("10.0.0.1", 8080)
+    assert "transport_socket" not in listener["filter_chains"][0]
+    (listener,) = health_listeners("127.0.0.1:8081", listen="10.0.0.1:8080")
+    assert address(listener) == ("127.0.0.1", 8081)
+    (listener,) = health_listeners(listen="10.0.0.1:8080", tls={"cert": "/c.pem", "key": "/k.pem"})
+    tls = listener["filter_chains"][0]["transport_socket"]["typed_config"]["common_tls_context"]
+    assert tls["tls_certificates"] == [
+        {"certificate_chain": {"filename": "/c.pem"}, "private_key": {"filename": "/k.pem"}}
+    ]
+
+
 def test_control_planes_may_have_different_certificates() -> None:
     def socket(*planes: str, name: str | None = None) -> Any:
         tls = ControlPlaneTls("/ca.pem", name)

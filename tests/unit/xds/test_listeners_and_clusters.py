@@ -128,12 +128,14 @@ def test_live_config_names_only_switches_that_are_off() -> None:
         settings = Settings.model_validate({"module": module})
         text = live_configs.render_live_config(Plan(), [], settings, "", overrides)
         published = json.loads(text)["published"]
-        return {name: published[name] for name in ("offload", "migration") if name in published}
+        return {name: published[name] for name in ("offload", "migration", "ready") if name in published}
 
     assert switches(NO_OVERRIDES) == {}
     assert switches(NO_OVERRIDES, offload="off", migration="off") == {"offload": False, "migration": False}
     assert switches(SwitchOverrides(offload=True), offload="off", migration="off") == {"migration": False}
     assert switches(SwitchOverrides(migration=False)) == {"migration": False}
+    assert switches(SwitchOverrides(ready=False)) == {"ready": False}
+    assert switches(SwitchOverrides(ready=True)) == {}
 
 
 def test_publishes_health_weight_and_state_ordered_by_address() -> None:
