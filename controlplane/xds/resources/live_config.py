@@ -18,6 +18,7 @@ from typing import Any
 from envoy.config.core.v3 import extension_pb2
 
 from controlplane.config.settings import Settings
+from controlplane.config.sql import MAX_WAITING_LOGINS, WAIT_FOR_NODE
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import NodePlan, Plan
 from controlplane.version import VERSION
@@ -45,7 +46,11 @@ def render_live_config(
         "login_timeout": sql.login_timeout,
         "idle_timeout": sql.idle_timeout,
     }
-    # A switch that is on is omitted, so that earlier modules of this release accept the configuration.
+    # Defaults and switches that are on are omitted, so that earlier modules of this release accept the rest.
+    if sql.wait_for_node != WAIT_FOR_NODE:
+        limits["wait_for_node"] = sql.wait_for_node
+    if sql.max_waiting_logins != MAX_WAITING_LOGINS:
+        limits["max_waiting_logins"] = sql.max_waiting_logins
     switches = asdict(overrides.apply_to(settings.module.switches))
     switches["ready"] = overrides.is_ready
     limits |= {part: False for part, is_on in switches.items() if not is_on}

@@ -99,6 +99,12 @@ impl Filter {
         self.with((), |filter| unsafe { sys::filter_set_metadata_number(filter, namespace, key, value) });
     }
 
+    /// Lets the later filters see the connection that [`NetworkFilter::on_new_connection`] has withheld from them.
+    pub fn continue_connection(&self) {
+        // SAFETY: the filter lives.
+        self.with((), |filter| unsafe { sys::filter_continue_reading(filter) });
+    }
+
     /// A handle that wakes this connection from other threads.
     #[must_use]
     pub fn waker(&self) -> Option<Waker> {

@@ -95,6 +95,7 @@ callbacks! { "network_filter_" {
     filter_upstream_connection_id = "get_upstream_connection_id"(filter: Envoy) -> u64;
     filter_remote_address = "get_remote_address"(filter: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
     filter_local_address = "get_local_address"(filter: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
+    filter_continue_reading = "continue_reading"(filter: Envoy);
     filter_scheduler_new = "scheduler_new"(filter: Envoy) -> Envoy;
     filter_scheduler_commit = "scheduler_commit"(scheduler: Envoy, event: u64);
     filter_scheduler_delete = "scheduler_delete"(scheduler: Envoy);

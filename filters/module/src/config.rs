@@ -68,6 +68,12 @@ pub(crate) struct Published {
     pub(crate) login_timeout: f64,
     /// Seconds without a command after which a session is closed; 0: never.
     pub(crate) idle_timeout: f64,
+    /// Seconds for which a login waits for a node; 0: it does not wait.
+    #[serde(default = "default_wait_for_node")]
+    pub(crate) wait_for_node: f64,
+    /// The highest number of logins that wait for a node.
+    #[serde(default = "default_max_waiting_logins")]
+    pub(crate) max_waiting_logins: f64,
     /// Whether this Envoy is ready for new clients, as far as operators decide.
     #[serde(default = "is_on_by_default")]
     pub(crate) ready: bool,
@@ -78,6 +84,15 @@ pub(crate) struct Published {
     #[serde(default = "is_on_by_default")]
     pub(crate) migration: bool,
     pub(crate) nodes: Vec<NodeInfo>,
+}
+
+// The control plane omits values that are equal to these, so that it can also configure modules without these keys.
+fn default_wait_for_node() -> f64 {
+    5.0
+}
+
+fn default_max_waiting_logins() -> f64 {
+    10_000.0
 }
 
 fn is_on_by_default() -> bool {

@@ -97,7 +97,7 @@ impl NetworkFilter for SessionFilter {
             self.session.close(ProxyError::NoNode);
             return false;
         }
-        true
+        !self.session.try_wait_for_node()
     }
 
     fn on_wake(&self) {

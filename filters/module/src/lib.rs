@@ -52,6 +52,7 @@ mod target_conn;
 mod telemetry;
 mod trusted_proxies;
 mod unread;
+mod waiting_logins;
 mod wakers;
 mod watched_target_conn;
 mod worker;

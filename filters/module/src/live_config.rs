@@ -38,6 +38,9 @@ pub(crate) struct SessionLimits {
     pub(crate) login_timeout: Duration,
     /// Zero: no timeout.
     pub(crate) idle_timeout: Duration,
+    /// How long a login waits for a node. Zero: it does not wait.
+    pub(crate) wait_for_node: Duration,
+    pub(crate) max_waiting_logins: usize,
 }
 
 struct CurrentConfig {
@@ -49,7 +52,12 @@ struct CurrentConfig {
 
 static CURRENT: LazyLock<RwLock<CurrentConfig>> = LazyLock::new(|| {
     // For sessions that begin before the first configuration arrives. They get no node.
-    let limits = SessionLimits { login_timeout: Duration::from_secs(8), idle_timeout: Duration::ZERO };
+    let limits = SessionLimits {
+        login_timeout: Duration::from_secs(8),
+        idle_timeout: Duration::ZERO,
+        wait_for_node: Duration::ZERO,
+        max_waiting_logins: 0,
+    };
     RwLock::new(CurrentConfig { limits, is_ready: true, nodes: HashMap::new() })
 });
 
@@ -63,6 +71,8 @@ pub(crate) fn on_received(config: config::LiveConfig) {
     let limits = SessionLimits {
         login_timeout: seconds(published.login_timeout),
         idle_timeout: seconds(published.idle_timeout),
+        wait_for_node: seconds(published.wait_for_node),
+        max_waiting_logins: published.max_waiting_logins as usize,
     };
     switches::set_published(Switches { offload: published.offload, migration: published.migration });
     publish(limits, published.ready, published.group, published.nodes.into());

@@ -1,4 +1,5 @@
-//! The load-balancing policy: chooses the node for a new session. A session never tries the same node twice.
+//! The load-balancing policy: chooses the node for a new session. A session tries each node once, and begins again only
+//! when it has found all of them dead and may still wait for a node.
 //!
 //! Ejected nodes come last: a session tries them only if there is no other node.
 //!
@@ -18,6 +19,7 @@ use envoy_abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 use crate::hosts::{Endpoint, first_turn};
 use crate::node::WorkerNode;
 use crate::reachability::{self, MonitoredEndpoint};
+use crate::session::Session;
 use crate::worker::WorkerContext;
 use crate::{config, live_config, migration_scheduler};
 
@@ -100,6 +102,9 @@ impl Policy for LeastSessions {
         if worker.hosts.set_endpoints(&self.group, endpoints(hosts)) {
             migration_scheduler::on_nodes_changed(&worker);
         }
+        if !worker.waiting_logins.is_empty() {
+            worker.waker.wake();
+        }
         let open = worker.hosts.open_nodes(&self.group);
         let before = self.candidates.take();
         let before: HashMap<&str, &HostCandidate> =
@@ -149,9 +154,22 @@ impl Policy for LeastSessions {
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
         let session = WorkerContext::current().sessions.get_by_hash(context.hash()?)?;
-        if session.failed_node_count() >= self.attempts {
+        if session.failed_node_count() < self.attempts
+            && let Some(at) = self.choose_untried(hosts, &session)
+        {
+            return Some(at);
+        }
+        if session.failed_node_count() == 0 || !session.may_retry_nodes() {
             return None;
         }
+        // Envoy makes a pause before each further attempt.
+        session.forget_tried_nodes();
+        self.choose_untried(hosts, &session)
+    }
+}
+
+impl LeastSessions {
+    fn choose_untried(&self, hosts: &Hosts<'_>, session: &Rc<Session>) -> Option<Position> {
         let is_tried = |endpoint: &str| session.has_tried(endpoint);
         let is_there = |at: usize| {
             let candidate = &self.candidates.borrow()[at];
@@ -170,12 +188,10 @@ impl Policy for LeastSessions {
         candidate.next_turn.set(candidate.next_turn.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.clone());
         let worker = Rc::clone(&session.worker);
-        worker.sessions.set_connecting(session, Rc::clone(&candidate.node));
+        worker.sessions.set_connecting(Rc::clone(session), Rc::clone(&candidate.node));
         Some(candidate.at)
     }
-}
 
-impl LeastSessions {
     /// The best node that is not ejected. If all nodes are ejected, the node whose ejection ends first.
     fn best_choice(&self, is_tried: impl Fn(&str) -> bool) -> Option<Choice> {
         let candidates = self.candidates.borrow();

@@ -157,6 +157,8 @@ impl Session {
             Effect::RejectLogin(rejection) => self.reject_login(rejection),
             Effect::LeaveNode => self.leave_node(),
             Effect::LeaveUnreachableNode => self.on_node_loss(LossEvent::NodeUnreachable),
+            Effect::ContinueConnection => self.continue_connection(),
+            Effect::CheckWait => self.check_wait(),
             Effect::CheckIdleTimeout => self.check_idle_timeout(),
             Effect::StartDeadline(after) => self.start_deadline(after),
             Effect::ExtendDeadline(after) => self.extend_deadline(after),

@@ -1,5 +1,6 @@
-//! Detects received bytes that were not read yet.
+//! Detects received bytes, or the end of a connection, that were not read yet.
 
+use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
@@ -9,4 +10,13 @@ use socket2::SockRef;
 pub(crate) fn has_unread_bytes(connection: BorrowedFd<'_>) -> bool {
     let peeked = SockRef::from(&connection).peek(&mut [MaybeUninit::uninit()]);
     matches!(peeked, Ok(1..))
+}
+
+/// Whether the peer has closed or reset `connection`. Bytes that arrived before are unread, so that the end is not
+/// detected.
+pub(crate) fn has_peer_closed(connection: BorrowedFd<'_>) -> bool {
+    match SockRef::from(&connection).peek(&mut [MaybeUninit::uninit()]) {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
 }

@@ -16,6 +16,7 @@ use crate::reachability::{self, WorkerReachability};
 use crate::session::Session;
 use crate::states_memory::WorkerStates;
 use crate::switches::{self, AppliedSwitches};
+use crate::waiting_logins::{self, WaitingLogins};
 use crate::wakers::WorkerWaker;
 
 /// The size of the read buffer.
@@ -45,6 +46,7 @@ pub(crate) struct WorkerContext {
     pub(crate) events: Rc<WorkerEvents>,
     pub(crate) ports: Rc<PortProbes>,
     pub(crate) applied_switches: AppliedSwitches,
+    pub(crate) waiting_logins: WaitingLogins,
 }
 
 thread_local! {
@@ -74,6 +76,7 @@ impl WorkerContext {
             ports: PortProbes::new(Rc::clone(&events)),
             events,
             applied_switches: AppliedSwitches::default(),
+            waiting_logins: WaitingLogins::default(),
             waker,
             deadlines,
         })
@@ -86,6 +89,7 @@ impl WorkerContext {
         if self.hosts.apply_published() {
             migration_scheduler::on_nodes_changed(self);
         }
+        waiting_logins::resume(self, &turn);
         switches::apply(self);
         migration_scheduler::apply_node_changes(self);
         migration_scheduler::close_sessions(self, &turn);

@@ -20,6 +20,8 @@ NON_DEFAULTS: dict[str, Any] = {
     "sql.keepalive_probes": 4,
     "sql.proxy_protocol": "required",
     "sql.trusted_proxies": ["10.0.0.0/8"],
+    "sql.wait_for_node": 1.5,
+    "sql.max_waiting_logins": 7,
     "sql.login_timeout": 2.5,
     "sql.login_limits.max_logins": 100,
     "sql.login_limits.max_logins_per_address": 10,

@@ -62,6 +62,7 @@ LIVE_DEFAULTS: Mapping[str, Any] = {
     "group": "",
     "login_timeout": 20,
     "idle_timeout": 0,
+    "wait_for_node": 0,
     **dict.fromkeys(SWITCHED_OFF, False),
 }
 POLICY_DEFAULTS: Mapping[str, Any] = {

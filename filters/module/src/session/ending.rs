@@ -9,6 +9,7 @@ use super::lifecycle::Event;
 use super::traffic::Traffic;
 use super::{METADATA, Session};
 use crate::deadlines::{Deadline, DeadlineOwner};
+use crate::live_config;
 use crate::panics::{CloseAfterPanic, PANIC_REASON, run_guarded};
 
 impl Session {
@@ -41,6 +42,14 @@ impl Session {
     pub(crate) fn take_final_error(self: &Rc<Self>) -> Vec<u8> {
         self.handle(Event::ClientClosing);
         self.final_error.take()
+    }
+
+    /// Lets Envoy's proxy see the connection, which [`Self::try_wait_for_node`] has withheld.
+    pub(super) fn continue_connection(self: &Rc<Self>) {
+        self.start_deadline(live_config::limits().login_timeout);
+        if let Some(attached) = self.filter.get() {
+            attached.filter.continue_connection();
+        }
     }
 
     /// Makes Envoy close the client's connection. `why`: the reason in the access log.

@@ -20,6 +20,8 @@ pub(crate) const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// The state of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SessionPhase {
+    /// No node is in service. The connection is withheld from Envoy's proxy.
+    Waiting,
     /// No node has greeted yet, and the client was sent nothing.
     Connecting,
     /// The client has got a node's greeting. The module relays the login.
@@ -46,6 +48,12 @@ impl SessionPhase {
 /// What happens to a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
+    /// No node is in service, and the login waits for one.
+    WaitBegan,
+    /// A node is in service now.
+    NodeInService,
+    /// The login has waited for as long as it may.
+    WaitOver,
     /// Envoy's connection to the chosen node has failed. Envoy may ask the policy for another node.
     NodeFailed,
     /// The node has greeted. Its greeting goes to the client.
@@ -105,6 +113,10 @@ pub(crate) enum Effect {
     LeaveNode,
     /// Fails over to another node if the session is idle and has valid states. Otherwise ends the session.
     LeaveUnreachableNode,
+    /// Lets Envoy's proxy see the connection.
+    ContinueConnection,
+    /// Ends the wait if it is over, or if the client has left.
+    CheckWait,
     /// Ends the session if it has been idle for too long.
     CheckIdleTimeout,
     /// Replaces the deadline.
@@ -119,11 +131,22 @@ pub(crate) enum Effect {
 
 /// The state after an event, and the effects in the order in which they must be applied.
 pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effect>) {
-    use SessionPhase::{Closed, Connecting, Established, Login, LoginFailover, NodeClosed, Rejected};
+    use SessionPhase::{Closed, Connecting, Established, Login, LoginFailover, NodeClosed, Rejected, Waiting};
 
     let stay = |effects| (phase, effects);
     let reject = |rejection, reason| (Rejected, vec![Effect::RejectLogin(rejection), Effect::CloseClient(reason)]);
     match (phase, event) {
+        (Connecting, Event::WaitBegan) => (Waiting, vec![]),
+        (Waiting, Event::NodeInService) => (Connecting, vec![Effect::ContinueConnection]),
+        (Waiting, Event::TimedOut) => stay(vec![Effect::CheckWait]),
+        (Waiting, Event::WaitOver) => reject(Rejection::NoNode, ProxyError::NoNode.name()),
+        (Waiting, Event::ClientFinished) => (
+            Rejected,
+            vec![
+                Effect::CountLoginFailure(LoginFailure::ClientGone),
+                Effect::CloseClient(LoginFailure::ClientGone.name()),
+            ],
+        ),
         (Connecting, Event::NodeFailed) => stay(vec![Effect::ReleaseNode]),
         (Connecting, Event::NodeGreeted) => (Login, vec![]),
         (Login, Event::NodeFull) => (LoginFailover, vec![]),
@@ -133,7 +156,9 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Connecting | Login | LoginFailover, Event::LoginFailed(failure)) => {
             (Rejected, vec![Effect::CountLoginFailure(failure)])
         }
-        (Connecting | Login | LoginFailover, Event::LoginRefused(why)) => reject(Rejection::Error(why), why.name()),
+        (Waiting | Connecting | Login | LoginFailover, Event::LoginRefused(why)) => {
+            reject(Rejection::Error(why), why.name())
+        }
         (Connecting | Login | LoginFailover, Event::ClientFinished) => {
             (Rejected, vec![Effect::CountLoginFailure(LoginFailure::ClientGone)])
         }
@@ -145,13 +170,13 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Login, Event::NodeUnreachable) => {
             reject(Rejection::Error(ProxyError::NodeUnreachable), ProxyError::NodeUnreachable.name())
         }
-        (Connecting, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NoNode)]),
+        (Waiting | Connecting, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NoNode)]),
         (Login, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NodeLost)]),
         (LoginFailover, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NodeFull)]),
-        (Connecting | Login | LoginFailover, Event::ClientClosed { by_client: true }) => {
+        (Waiting | Connecting | Login | LoginFailover, Event::ClientClosed { by_client: true }) => {
             (Closed, vec![Effect::CountLoginFailure(LoginFailure::ClientGone), Effect::ReleaseAll])
         }
-        (Connecting | Login | LoginFailover, Event::ClientClosed { by_client: false }) => {
+        (Waiting | Connecting | Login | LoginFailover, Event::ClientClosed { by_client: false }) => {
             (Closed, vec![Effect::RejectLogin(Rejection::NodeLost), Effect::ReleaseAll])
         }
 

@@ -15,6 +15,7 @@ use super::assigned_node::CountedState;
 use super::lifecycle::{Event, Rejection};
 use super::traffic::Traffic;
 use super::{Session, SessionPhase};
+use crate::live_config;
 use crate::login_failover::LoginFailover;
 use crate::login_limits::{LoginLimits, LoginSlot};
 use crate::migration_scheduler;
@@ -22,10 +23,15 @@ use crate::no_node_log;
 use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::reachability::MonitoredEndpoint;
+use crate::unread::has_peer_closed;
+use crate::waiting_logins::WaitingSlot;
 
 /// A server that closes the connection sooner than this has not waited for the client in vain: MariaDB's
 /// `connect_timeout` is at least 2 s (mariadb.com/docs, "Server System Variables").
 const CLIENT_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often the module checks whether a client that waits for a node has left.
+const WAIT_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The state that a session needs until it is established.
 pub(super) struct SessionLogin {
@@ -42,6 +48,9 @@ pub(super) struct SessionLogin {
     /// The error of a full node that has greeted. Kept until the failover starts.
     late_full_error: Vec<u8>,
     failover: Option<Rc<LoginFailover>>,
+    /// The login waits for a node as long as this value exists.
+    waiting_slot: Option<WaitingSlot>,
+    began_at: Instant,
     /// The login counts towards the limits of logins as long as this value exists.
     slot: Option<LoginSlot>,
     /// When the node sent its last bytes.
@@ -60,6 +69,8 @@ impl SessionLogin {
             may_fail_over: true,
             late_full_error: Vec::new(),
             failover: None,
+            waiting_slot: None,
+            began_at: Instant::now(),
             slot: None,
             last_node_bytes_at: None,
             has_plain_node_side: false,
@@ -132,6 +143,61 @@ impl Session {
         let slot = LoginSlot::try_acquire(limits, address)?;
         self.with_session_login(|login| login.slot = Some(slot));
         Ok(())
+    }
+
+    /// If no node is in service, waits for one, within the limits. True: the connection must be withheld from Envoy's
+    /// proxy until [`Effect::ContinueConnection`].
+    pub(crate) fn try_wait_for_node(self: &Rc<Self>) -> bool {
+        let limits = live_config::limits();
+        let waiting = &self.worker.waiting_logins;
+        if waiting.is_empty() && self.worker.hosts.has_open_node() || limits.wait_for_node.is_zero() {
+            return false;
+        }
+        let Some(slot) = WaitingSlot::try_acquire(limits.max_waiting_logins) else { return false };
+        self.with_session_login(|login| login.waiting_slot = Some(slot));
+        self.handle(Event::WaitBegan);
+        self.start_deadline(WAIT_CHECK_INTERVAL.min(limits.wait_for_node));
+        waiting.add(self);
+        true
+    }
+
+    /// A node is in service now. If the login still waits, it continues.
+    pub(crate) fn stop_waiting(self: &Rc<Self>) {
+        self.with_session_login(|login| login.waiting_slot = None);
+        self.handle(if self.has_client_left() { Event::ClientFinished } else { Event::NodeInService });
+    }
+
+    /// Ends the wait for a node if it is over, or if the client has left. Envoy does not notice that meanwhile.
+    pub(super) fn check_wait(self: &Rc<Self>) {
+        let waited = self.with_session_login(|login| login.began_at.elapsed()).unwrap_or_default();
+        let rest = live_config::limits().wait_for_node.saturating_sub(waited);
+        if self.has_client_left() {
+            self.handle(Event::ClientFinished);
+        } else if rest.is_zero() {
+            self.handle(Event::WaitOver);
+        } else {
+            self.start_deadline(WAIT_CHECK_INTERVAL.min(rest));
+        }
+    }
+
+    /// Whether the client has closed its connection, as far as the kernel knows.
+    fn has_client_left(&self) -> bool {
+        self.client.socket.with_descriptor(has_peer_closed) == Some(true)
+    }
+
+    /// Whether a login that has found all nodes dead may try them again: it has not waited for as long as it may. A
+    /// full node has answered, so that waiting for others is not the client's wish.
+    pub(crate) fn may_retry_nodes(&self) -> bool {
+        let limits = live_config::limits();
+        let login = self.login.borrow();
+        login.as_ref().is_some_and(|login| {
+            login.full_nodes == 0 && login.full_node_error.is_none() && login.began_at.elapsed() < limits.wait_for_node
+        }) && !self.has_client_left()
+    }
+
+    /// All nodes count as untried.
+    pub(crate) fn forget_tried_nodes(&self) {
+        self.with_session_login(|login| login.tried_endpoints.clear());
     }
 
     /// The policy or the failover of the login has chosen a node. A connection to this node is about to be made.

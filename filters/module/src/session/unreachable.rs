@@ -73,7 +73,7 @@ impl Session {
             }
             // A connection attempt has its own timeout, after which another node is tried.
             SessionPhase::Connecting | SessionPhase::LoginFailover => false,
-            SessionPhase::Rejected | SessionPhase::NodeClosed | SessionPhase::Closed => false,
+            SessionPhase::Waiting | SessionPhase::Rejected | SessionPhase::NodeClosed | SessionPhase::Closed => false,
         }
     }
 

@@ -1,23 +1,26 @@
 use proptest::prelude::*;
 
 use super::Effect::{
-    CheckIdleTimeout, CloseClient, CountLoginFailure, ExtendDeadline, LeaveNode, LeaveUnreachableNode, RejectLogin,
-    ReleaseAll, ReleaseNode, StartDeadline, StartTraffic,
+    CheckIdleTimeout, CheckWait, CloseClient, ContinueConnection, CountLoginFailure, ExtendDeadline, LeaveNode,
+    LeaveUnreachableNode, RejectLogin, ReleaseAll, ReleaseNode, StartDeadline, StartTraffic,
 };
 use super::Event::{
     ClientClosed, ClientClosing, ClientFinished, ClientProgress, CommandRefused, LoggedIn, LoginFailed, LoginRefused,
-    LoginResumed, NodeFailed, NodeFull, NodeGreeted, NodeUnreachable, TimedOut,
+    LoginResumed, NodeFailed, NodeFull, NodeGreeted, NodeInService, NodeUnreachable, TimedOut, WaitBegan, WaitOver,
 };
-use super::SessionPhase::{Closed, Connecting, Established, Login, LoginFailover, Rejected};
+use super::SessionPhase::{Closed, Connecting, Established, Login, LoginFailover, Rejected, Waiting};
 use super::*;
 
-const PHASES: [SessionPhase; 7] =
-    [Connecting, Login, LoginFailover, Established, Rejected, SessionPhase::NodeClosed, Closed];
+const PHASES: [SessionPhase; 8] =
+    [Waiting, Connecting, Login, LoginFailover, Established, Rejected, SessionPhase::NodeClosed, Closed];
 
 /// An example of an error of the module.
 const MODULE_ERROR: ProxyError = ProxyError::TooManyLogins;
 
-const EVENTS: [Event; 16] = [
+const EVENTS: [Event; 19] = [
+    WaitBegan,
+    NodeInService,
+    WaitOver,
     NodeFailed,
     NodeGreeted,
     NodeFull,
@@ -46,6 +49,20 @@ const CLOSED_BY_CLIENT: Event = ClientClosed { by_client: true };
 const CLOSED_BY_ENVOY: Event = ClientClosed { by_client: false };
 
 const TRANSITIONS: &[Transition] = &[
+    (Connecting, WaitBegan, Waiting, &[]),
+    (Waiting, NodeInService, Connecting, &[ContinueConnection]),
+    (Waiting, TimedOut, Waiting, &[CheckWait]),
+    (Waiting, WaitOver, Rejected, &[RejectLogin(Rejection::NoNode), CloseClient("no_node")]),
+    (Waiting, ClientFinished, Rejected, &[CLIENT_GONE, CloseClient("client_gone")]),
+    (
+        Waiting,
+        LoginRefused(MODULE_ERROR),
+        Rejected,
+        &[RejectLogin(Rejection::Error(MODULE_ERROR)), CloseClient("too_many_logins")],
+    ),
+    (Waiting, ClientClosing, Rejected, &[RejectLogin(Rejection::NoNode)]),
+    (Waiting, CLOSED_BY_CLIENT, Closed, &[CLIENT_GONE, ReleaseAll]),
+    (Waiting, CLOSED_BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
     (Connecting, NodeFailed, Connecting, &[ReleaseNode]),
     (Connecting, NodeGreeted, Login, &[]),
     (Connecting, LoginFailed(LoginFailure::Denied), Rejected, &[CountLoginFailure(LoginFailure::Denied)]),

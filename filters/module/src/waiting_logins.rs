@@ -1,0 +1,80 @@
+//! Logins that wait for a node.
+//!
+//! While no node is in service, a new connection is withheld from Envoy's proxy, which would close it at once. Each
+//! worker lets its waiting connections continue in the order of their arrival as soon as a node is in service. A login
+//! that has found all nodes dead is not withheld any more: the policy lets it try them again
+//! ([`Session::may_retry_nodes`]).
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::session::Session;
+use crate::worker::{Turn, WorkerContext};
+
+/// How many logins of all workers wait.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts one waiting login as long as this value exists.
+pub(crate) struct WaitingSlot;
+
+impl WaitingSlot {
+    /// None: `max` logins wait already.
+    pub(crate) fn try_acquire(max: usize) -> Option<Self> {
+        let increment = |waiting| (waiting < max).then_some(waiting + 1);
+        WAITING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment).ok().map(|_| Self)
+    }
+}
+
+impl Drop for WaitingSlot {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The withheld connections of one worker, the oldest first.
+#[derive(Default)]
+pub(crate) struct WaitingLogins(RefCell<VecDeque<Weak<Session>>>);
+
+impl WaitingLogins {
+    pub(crate) fn add(&self, session: &Rc<Session>) {
+        self.0.borrow_mut().push_back(Rc::downgrade(session));
+    }
+
+    /// Whether a new login has to wait behind others.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+}
+
+/// Lets waiting connections continue until the turn is over, if a node is in service. The next turn continues.
+pub(crate) fn resume(worker: &WorkerContext, turn: &Turn) {
+    if worker.waiting_logins.is_empty() || !worker.hosts.has_open_node() {
+        return;
+    }
+    let next = || worker.waiting_logins.0.borrow_mut().pop_front();
+    while let Some(session) = next() {
+        if let Some(session) = session.upgrade() {
+            session.guarded(|| session.stop_waiting());
+        }
+        if turn.is_over() {
+            worker.waker.continue_later();
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_waiting_logins_is_limited() {
+        let slots: Vec<_> = (0..3).map(|_| WaitingSlot::try_acquire(2)).collect();
+        assert_eq!(slots.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false]);
+        drop(slots);
+        assert!(WaitingSlot::try_acquire(1).is_some());
+        assert!(WaitingSlot::try_acquire(0).is_none());
+    }
+}

@@ -1,0 +1,88 @@
+"""While no node is in service, new clients wait for one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox.ports import Ports
+from sandbox.tidb_sim.packets import frame
+from tests.support.fake_servers import run_fake_server
+from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
+from tests.support.module.envoy import (
+    NO_NODE_ERROR,
+    read_to_end,
+    run_envoy,
+    serve_ok,
+    with_timeout,
+)
+from tests.support.tidb_sim_clients import RawClient, error_code
+from tests.support.waiting import assert_nothing_received
+
+pytestmark = pytest.mark.timeout(60)
+
+WAIT_SECONDS = 10.0
+
+
+def waiting_config(directory: Path, wait: float = WAIT_SECONDS, limit: int = 100) -> ModuleConfig:
+    """Return a configuration in which logins wait. Envoy makes as many attempts as the module allows."""
+    return ModuleConfig(
+        live_settings={"wait_for_node": wait, "max_waiting_logins": limit},
+        endpoints=directory / "endpoints.json",
+        connect_attempts=1000,
+    )
+
+
+async def log_in(client: RawClient) -> None:
+    assert error_code(await with_timeout(client.login())) == 0
+
+
+async def test_clients_wait_until_a_node_is_in_service(tmp_path: Path) -> None:
+    config = waiting_config(tmp_path)
+    assert config.endpoints is not None
+    async with run_fake_server(serve_ok) as node, run_envoy(tmp_path, [], config) as proxy:
+        clients = [await proxy.connect() for _ in range(5)]
+        await asyncio.gather(*(assert_nothing_received(client.reader, 0.3) for client in clients))
+        leaving = clients.pop(1).writer
+        leaving.close()
+        await leaving.wait_closed()
+        publish_nodes(config.endpoints, [Host(node.endpoint)])
+        await asyncio.gather(*map(log_in, clients))
+        assert node.connections == len(clients)
+
+
+async def test_clients_wait_until_a_node_accepts_connections(tmp_path: Path, ports: Ports) -> None:
+    port, config = ports.allocate(), waiting_config(tmp_path)
+    async with run_envoy(tmp_path, [Host(f"127.0.0.1:{port}")], config) as proxy:
+        clients = [await proxy.connect() for _ in range(5)]
+        await asyncio.gather(*(assert_nothing_received(client.reader, 0.3) for client in clients))
+        async with run_fake_server(serve_ok, port=port):
+            await asyncio.gather(*map(log_in, clients))
+
+
+@pytest.mark.parametrize("has_node", [False, True], ids=["no node", "dead node"])
+async def test_client_gets_an_error_after_the_wait(tmp_path: Path, ports: Ports, has_node: bool) -> None:
+    hosts = [Host(f"127.0.0.1:{ports.allocate()}")] if has_node else []
+    async with run_envoy(tmp_path, hosts, waiting_config(tmp_path, wait=0.5)) as proxy:
+        started_at = time.monotonic()
+        assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE_ERROR)
+        assert 0.5 <= time.monotonic() - started_at < 5.0
+        await proxy.wait_for_metrics({("login_failures", "", "no_node"): 1})
+
+
+async def test_number_of_waiting_clients_is_limited(tmp_path: Path) -> None:
+    config = waiting_config(tmp_path, limit=2)
+    assert config.endpoints is not None
+    async with run_fake_server(serve_ok) as node, run_envoy(tmp_path, [], config) as proxy:
+        waiting = [await proxy.connect() for _ in range(2)]
+        await assert_nothing_received(waiting[1].reader, 0.2)
+        assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE_ERROR)
+        waiting.pop().writer.transport.abort()  # makes room for another one
+        await proxy.wait_for_metrics({("login_failures", "", "client_gone"): 1})
+        waiting.append(await proxy.connect())
+        await assert_nothing_received(waiting[1].reader, 0.2)
+        publish_nodes(config.endpoints, [Host(node.endpoint)])
+        await asyncio.gather(*map(log_in, waiting))
