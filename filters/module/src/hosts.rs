@@ -314,7 +314,7 @@ impl WorkerHosts {
         self.with_hosts(|all| all.values().flatten().filter(matches).map(|host| Rc::clone(&host.node)).collect())
     }
 
-    /// Whether any node may get new sessions.
+    /// Whether any node of any group may get new sessions.
     pub(crate) fn has_open_node(&self) -> bool {
         self.with_hosts(|all| all.values().flatten().any(|host| host.weight > 0))
     }

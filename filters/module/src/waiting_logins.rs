@@ -39,10 +39,15 @@ pub(crate) struct WaitingLogins(RefCell<VecDeque<Weak<Session>>>);
 
 impl WaitingLogins {
     pub(crate) fn add(&self, session: &Rc<Session>) {
-        self.0.borrow_mut().push_back(Rc::downgrade(session));
+        let mut waiting = self.0.borrow_mut();
+        // Those that have left are at the front sooner or later, since all wait equally long.
+        while waiting.front().is_some_and(|first| first.strong_count() == 0) {
+            waiting.pop_front();
+        }
+        waiting.push_back(Rc::downgrade(session));
     }
 
-    /// Whether a new login has to wait behind others.
+    /// False: a new login has to wait behind others.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.borrow().is_empty()
     }

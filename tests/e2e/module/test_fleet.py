@@ -187,7 +187,8 @@ async def is_slow(stack: LocalCluster, node: str) -> bool:
 async def test_dead_node_counts_a_connect_failure_and_no_login_failure(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    async with run_cluster(tmp_path, mariadb, settings=TOLERANT_CHECKS) as stack:
+    settings = {**TOLERANT_CHECKS, "sql": {"wait_for_node": 0}}
+    async with run_cluster(tmp_path, mariadb, settings=settings) as stack:
         node = stack.tidb[0]
         await node.kill()
         async with counting_client(stack.sql_port) as client:

@@ -86,3 +86,17 @@ async def test_number_of_waiting_clients_is_limited(tmp_path: Path) -> None:
         await assert_nothing_received(waiting[1].reader, 0.2)
         publish_nodes(config.endpoints, [Host(node.endpoint)])
         await asyncio.gather(*map(log_in, waiting))
+
+
+async def test_client_does_not_wait_behind_clients_that_have_left(tmp_path: Path) -> None:
+    config = waiting_config(tmp_path)
+    assert config.endpoints is not None
+    async with run_fake_server(serve_ok) as node, run_envoy(tmp_path, [], config) as proxy:
+        waiting = [await proxy.connect() for _ in range(3)]
+        await assert_nothing_received(waiting[0].reader, 0.2)
+        for client in waiting:
+            client.writer.transport.abort()
+        await proxy.wait_for_metrics({("login_failures", "", "client_gone"): 3})
+        async with proxy.wait_applied():
+            publish_nodes(config.endpoints, [Host(node.endpoint)], live_settings=config.live_settings)
+        await asyncio.wait_for(log_in(await proxy.connect()), WAIT_SECONDS / 2)

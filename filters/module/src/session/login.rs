@@ -150,7 +150,8 @@ impl Session {
     pub(crate) fn try_wait_for_node(self: &Rc<Self>) -> bool {
         let limits = live_config::limits();
         let waiting = &self.worker.waiting_logins;
-        if waiting.is_empty() && self.worker.hosts.has_open_node() || limits.wait_for_node.is_zero() {
+        let has_node = self.worker.hosts.has_open_node();
+        if has_node && waiting.is_empty() || limits.wait_for_node.is_zero() {
             return false;
         }
         let Some(slot) = WaitingSlot::try_acquire(limits.max_waiting_logins) else { return false };
@@ -158,6 +159,9 @@ impl Session {
         self.handle(Event::WaitBegan);
         self.start_deadline(WAIT_CHECK_INTERVAL.min(limits.wait_for_node));
         waiting.add(self);
+        if has_node {
+            self.worker.waker.wake(); // for `waiting_logins::resume`: perhaps all others have left
+        }
         true
     }
 
