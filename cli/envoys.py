@@ -202,6 +202,8 @@ def _set_ready(envoy: str, ready: str | None, url: str, as_json: bool, message: 
         show_json(answer)
         return
     print_result(sanitize(message))
+    if answer["filter"] != "module":
+        print_note(sanitize(f"{envoy} does not use Tidevoy's module, so its `/readyz` does not change"))
 
 
 @app.command("forget")
@@ -243,10 +245,10 @@ def describe_state(envoy: dict[str, Any]) -> str:
     """Return whether an Envoy is connected and runs the published version, as text."""
     if envoy["connected_since"] is None:
         return f"disconnected since {format_time(envoy['last_seen'])}"
-    if envoy["overrides"]["ready"] == "off":
-        return "not ready for new clients (set by an operator)"
     if not envoy["published_version"]:
         return "waiting for the first plan"
+    # A control plane of an earlier version does not know the readiness.
+    readiness = "; not ready (set by an operator)" if envoy["overrides"].get("ready") == "off" else ""
     if envoy["acked_version"] == envoy["published_version"]:
-        return f"up to date ({envoy['acked_version']})"
-    return f"at {envoy['acked_version'] or 'nothing'}, published {envoy['published_version']}"
+        return f"up to date ({envoy['acked_version']}){readiness}"
+    return f"at {envoy['acked_version'] or 'nothing'}, published {envoy['published_version']}{readiness}"

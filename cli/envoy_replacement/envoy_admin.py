@@ -16,6 +16,7 @@ from controlplane import address as addresses
 
 _TIMEOUT_SECONDS = 5.0  # a busy main thread answers late
 _STATS_FILTER = r"^(listener\..*|tcp\..*\.upstream_flush_active|listener_manager\.listener_stopped)$"
+_HEALTH_LISTENER = "health"  # for load balancers, in the bootstrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def parse_envoy_state(
         listeners={
             listener["name"]: _join_address(listener["local_address"]["socket_address"])
             for listener in listeners.get("listener_statuses", [])
-            if "socket_address" in listener["local_address"]
+            if "socket_address" in listener["local_address"] and listener["name"] != _HEALTH_LISTENER
         },
         has_stopped_accepting=values.get("listener_manager.listener_stopped", 0) > 0,
         sessions=sum(value for name, value in values.items() if _is_client_gauge(name)),
@@ -115,7 +116,7 @@ def _join_address(socket_address: Mapping[str, Any]) -> str:
 
 
 def _is_client_gauge(name: str) -> bool:
-    """Return whether a gauge counts client connections: those of a listener, not those of one worker.
+    """Return whether a gauge counts SQL clients: those of a listener, not those of one worker.
 
     `upstream_flush_active` counts connections that clients have closed, but whose last bytes Envoy still
     sends to a node.
@@ -125,7 +126,7 @@ def _is_client_gauge(name: str) -> bool:
         return last == "upstream_flush_active"
     if (
         head != "listener"
-        or parts[1] == "admin"
+        or parts[1] in ("admin", _HEALTH_LISTENER)
         or last not in ("downstream_cx_active", "downstream_pre_cx_active")
     ):
         return False

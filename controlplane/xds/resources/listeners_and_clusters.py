@@ -40,12 +40,10 @@ LIVE_CONFIG_NAME = "tidevoy.live-config"
 # A circuit breaker's maximum. Without a value, Envoy allows 1024 connections and resets further clients.
 _UNLIMITED = 2**32 - 1
 # Connect attempts that Envoy allows if the module enforces `backend.max_connect_attempts`. The number is
-# high, because Envoy also counts attempts at full nodes, and those while a client waits for any node.
-_MAX_MODULE_ATTEMPTS = 1_000
+# high, because Envoy also counts attempts at full nodes.
+_MAX_MODULE_ATTEMPTS = 20
 # Backoff before the second connect attempt: a random time up to this. The bound doubles with each attempt.
 _RETRY_SECONDS = 0.025
-_MAX_RETRY_SECONDS = 0.1
-_MAX_MODULE_RETRY_SECONDS = 0.5
 
 _ADS_CONFIG_SOURCE = {"ads": {}, "resource_api_version": "V3"}
 
@@ -289,7 +287,6 @@ def _tcp_proxy(settings: Settings, profile: EnvoyProfile, group_listener: GroupL
             "idle_timeout": timedelta(0),
             # The module enforces `backend.max_connect_attempts`, which does not count attempts at full nodes.
             "max_connect_attempts": {"value": _MAX_MODULE_ATTEMPTS},
-            "backoff_options": _backoff(_MAX_MODULE_RETRY_SECONDS),
         }
     else:
         by_filter = {
@@ -297,7 +294,10 @@ def _tcp_proxy(settings: Settings, profile: EnvoyProfile, group_listener: GroupL
             "max_connect_attempts": {"value": settings.backend.max_connect_attempts},
             # A worker learns of an ejection through the main thread. Without a backoff, the worker would
             # retry before that, and probably at the same dead node, because it has the fewest connections.
-            "backoff_options": _backoff(_MAX_RETRY_SECONDS),
+            "backoff_options": {
+                "base_interval": timedelta(seconds=_RETRY_SECONDS),
+                "max_interval": timedelta(seconds=4 * _RETRY_SECONDS),
+            },
         }
     if settings.sql.access_log is not None:
         module_namespace = dynamic_module.METADATA_NAMESPACE if profile.has_module else ""
@@ -306,13 +306,6 @@ def _tcp_proxy(settings: Settings, profile: EnvoyProfile, group_listener: GroupL
         stat_prefix=group_listener.listener_name, cluster=group_listener.cluster_name, **by_filter
     )
     return {"name": "envoy.filters.network.tcp_proxy", "typed_config": pack(proxy)}
-
-
-def _backoff(max_seconds: float) -> dict[str, timedelta]:
-    return {
-        "base_interval": timedelta(seconds=_RETRY_SECONDS),
-        "max_interval": timedelta(seconds=max_seconds),
-    }
 
 
 def _keepalive_options(sql: SqlSettings) -> list[dict[str, Any]]:

@@ -335,6 +335,8 @@ mod tests {
         );
         assert_eq!((b.state.as_str(), b.close, b.version.as_str(), b.moves.as_str()), ("draining", false, "", ""));
         assert!(read.offload && read.migration, "both are on unless the control plane says otherwise");
+        // The control plane omits these values: controlplane/config/sql.py.
+        assert_eq!((read.wait_for_node, read.max_waiting_logins, read.ready), (5.0, 10_000.0, true));
         let off = whole.replace("NODES", r#"[],"offload":false,"migration":false"#);
         let read = live(&off).expect("a valid configuration").expect("published values");
         assert!(!read.offload && !read.migration);

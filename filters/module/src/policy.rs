@@ -1,5 +1,4 @@
-//! The load-balancing policy: chooses the node for a new session. A session tries each node once, and begins again only
-//! when it has found all of them dead and may still wait for a node.
+//! The load-balancing policy: chooses the node for a new session. A session never tries the same node twice.
 //!
 //! Ejected nodes come last: a session tries them only if there is no other node.
 //!
@@ -19,7 +18,6 @@ use envoy_abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 use crate::hosts::{Endpoint, first_turn};
 use crate::node::WorkerNode;
 use crate::reachability::{self, MonitoredEndpoint};
-use crate::session::Session;
 use crate::worker::WorkerContext;
 use crate::{config, live_config, migration_scheduler};
 
@@ -154,22 +152,9 @@ impl Policy for LeastSessions {
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
         let session = WorkerContext::current().sessions.get_by_hash(context.hash()?)?;
-        if session.failed_node_count() < self.attempts
-            && let Some(at) = self.choose_untried(hosts, &session)
-        {
-            return Some(at);
-        }
-        if session.failed_node_count() == 0 || !session.may_retry_nodes() {
+        if session.failed_node_count() >= self.attempts {
             return None;
         }
-        // Envoy makes a pause before each further attempt.
-        session.forget_tried_nodes();
-        self.choose_untried(hosts, &session)
-    }
-}
-
-impl LeastSessions {
-    fn choose_untried(&self, hosts: &Hosts<'_>, session: &Rc<Session>) -> Option<Position> {
         let is_tried = |endpoint: &str| session.has_tried(endpoint);
         let is_there = |at: usize| {
             let candidate = &self.candidates.borrow()[at];
@@ -188,10 +173,12 @@ impl LeastSessions {
         candidate.next_turn.set(candidate.next_turn.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.clone());
         let worker = Rc::clone(&session.worker);
-        worker.sessions.set_connecting(Rc::clone(session), Rc::clone(&candidate.node));
+        worker.sessions.set_connecting(session, Rc::clone(&candidate.node));
         Some(candidate.at)
     }
+}
 
+impl LeastSessions {
     /// The best node that is not ejected. If all nodes are ejected, the node whose ejection ends first.
     fn best_choice(&self, is_tried: impl Fn(&str) -> bool) -> Option<Choice> {
         let candidates = self.candidates.borrow();

@@ -12,7 +12,7 @@ use crate::{clock, live_config, migration_scheduler};
 /// Envoy's gauge that is 1 while its heap is full.
 pub(crate) const HEAP_FULL_GAUGE: &str = "overload.envoy.overload_actions.stop_accepting_connections.active";
 /// How long after the last probe the gauge is read. Envoy searches all of its statistics for it.
-const PROBED_FOR: Duration = Duration::from_secs(60);
+const PROBED_FOR: Duration = Duration::from_secs(600);
 
 /// Envoy is closing its ports for clients (`POST /drain_listeners`). It never opens them again.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);

@@ -1,9 +1,8 @@
 //! Logins that wait for a node.
 //!
-//! While no node is in service, a new connection is withheld from Envoy's proxy, which would close it at once. Each
-//! worker lets its waiting connections continue in the order of their arrival as soon as a node is in service. A login
-//! that has found all nodes dead is not withheld any more: the policy lets it try them again
-//! ([`Session::may_retry_nodes`]).
+//! While no node of any group is in service, a new connection is withheld from Envoy's proxy, which would close it at
+//! once. Each worker lets its waiting connections continue in the order of their arrival as soon as a node is in
+//! service.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

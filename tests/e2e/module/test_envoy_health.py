@@ -26,6 +26,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.timeout(600 if SOAK else 120)
 
 PROBES = 100_000 if SOAK else 1_000
+MAX_GROWTH_BYTES = 1 << 20
 READY = (200, "ready\n")
 _REQUEST = b"GET /readyz HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n"
 
@@ -78,7 +79,7 @@ async def test_operator_sets_an_envoy_to_not_ready(tmp_path: Path, mariadb: Mari
         changed = await run_tidevoy(url, "envoys", "not-ready", "envoy-1")
         assert changed.stdout == "envoy-1 is not ready for new clients\n"
         await health.wait_for_reason("an operator has set it to not ready")
-        assert "not ready for new clients" in (await run_tidevoy(url, "envoys")).stdout
+        assert "; not ready (set by an operator)" in (await run_tidevoy(url, "envoys")).stdout
         async with counting_client(stack.sql_port) as client:  # clients that still come are served
             assert error_code(await client.log_in()) == 0
         await run_tidevoy(url, "envoys", "ready", "envoy-1")
@@ -107,9 +108,12 @@ async def test_readiness_survives_the_control_plane_and_ends_with_the_envoy(
         assert await health.get("/readyz") == READY
         assert (await health.get("/"))[0] == 404
         async with http_client(stack.envoy.admin_url) as admin:
-            (await admin.post("/drain_listeners?inboundonly")).raise_for_status()
+            (await admin.post("/drain_listeners")).raise_for_status()
+        # The connection of `health` is kept open. New connections are refused.
         assert await health.get("/readyz") == (503, "not ready: it is ending\n")
-        assert await health.get("/healthz") == (200, "alive\n")
+        host, _, port = stack.control_plane.settings["envoy_health"]["listen"].rpartition(":")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(host, int(port))
 
 
 async def probe(host: str, port: int) -> bytes:
@@ -134,7 +138,9 @@ async def test_probes_reach_no_node_and_fill_no_log(tmp_path: Path, mariadb: Mar
         )
         assert stats == {"cluster.tidb.upstream_cx_total": 0, "http.health.downstream_rq_2xx": PROBES}
         assert log.stat().st_size == size
-        print(f"\n{PROBES} probes; allocated bytes {usage} -> {await memory_of(stack)}")
+        growth = await memory_of(stack) - usage
+        print(f"\n{PROBES} probes; {usage} allocated bytes, and {growth} more afterwards")
+        assert growth < MAX_GROWTH_BYTES
 
 
 async def memory_of(stack: LocalCluster) -> int:

@@ -187,8 +187,7 @@ async def is_slow(stack: LocalCluster, node: str) -> bool:
 async def test_dead_node_counts_a_connect_failure_and_no_login_failure(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    settings = {**TOLERANT_CHECKS, "sql": {"wait_for_node": 0}}
-    async with run_cluster(tmp_path, mariadb, settings=settings) as stack:
+    async with run_cluster(tmp_path, mariadb, settings=TOLERANT_CHECKS) as stack:
         node = stack.tidb[0]
         await node.kill()
         async with counting_client(stack.sql_port) as client:

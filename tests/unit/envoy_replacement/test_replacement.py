@@ -156,7 +156,11 @@ def admin_responses(**counts: int) -> tuple[dict[str, Any], dict[str, Any], dict
     address = {"socket_address": {"address": "fd00::1", "port_value": 6000}}
     pipe = {"pipe": {"path": "/run/x"}}
     listeners = {
-        "listener_statuses": [{"name": "sql", "local_address": address}, {"name": "x", "local_address": pipe}]
+        "listener_statuses": [
+            {"name": "sql", "local_address": address},
+            {"name": "health", "local_address": address},
+            {"name": "x", "local_address": pipe},
+        ]
     }
     stats: list[dict[str, Any]] = [
         {"name": name.replace("__", "."), "value": value} for name, value in counts.items()
@@ -171,6 +175,7 @@ def test_parses_admin_port_responses() -> None:
         listener__sql__downstream_pre_cx_active=2,
         listener__sql__downstream_cx_total=900,
         listener__admin__downstream_cx_active=1,
+        listener__health__downstream_cx_active=1,
         listener__admin__main_thread__downstream_cx_active=1,
         tcp__sql__upstream_flush_active=3,
         listener_manager__listener_stopped=0,

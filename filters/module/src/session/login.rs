@@ -150,6 +150,9 @@ impl Session {
     pub(crate) fn try_wait_for_node(self: &Rc<Self>) -> bool {
         let limits = live_config::limits();
         let waiting = &self.worker.waiting_logins;
+        if self.worker.hosts.apply_published() {
+            migration_scheduler::on_nodes_changed(&self.worker);
+        }
         let has_node = self.worker.hosts.has_open_node();
         if has_node && waiting.is_empty() || limits.wait_for_node.is_zero() {
             return false;
@@ -187,21 +190,6 @@ impl Session {
     /// Whether the client has closed its connection, as far as the kernel knows.
     fn has_client_left(&self) -> bool {
         self.client.socket.with_descriptor(has_peer_closed) == Some(true)
-    }
-
-    /// Whether a login that has found all nodes dead may try them again: it has not waited for as long as it may. A
-    /// full node has answered, so that waiting for others is not the client's wish.
-    pub(crate) fn may_retry_nodes(&self) -> bool {
-        let limits = live_config::limits();
-        let login = self.login.borrow();
-        login.as_ref().is_some_and(|login| {
-            login.full_nodes == 0 && login.full_node_error.is_none() && login.began_at.elapsed() < limits.wait_for_node
-        }) && !self.has_client_left()
-    }
-
-    /// All nodes count as untried.
-    pub(crate) fn forget_tried_nodes(&self) {
-        self.with_session_login(|login| login.tried_endpoints.clear());
     }
 
     /// The policy or the failover of the login has chosen a node. A connection to this node is about to be made.
