@@ -14,7 +14,7 @@ from tests.support.migration.random_statements import ACTIVITIES
 from tests.support.soak import SOAK
 from tests.support.tidb.differential import TidbTrial
 
-STATEMENTS, MIGRATIONS, CLIENTS = (200_000, 2_000, 32) if SOAK else (3_000, 30, 12)
+STATEMENTS, MIGRATIONS, CLIENTS = (200_000, 2_000, 64) if SOAK else (3_000, 30, 12)
 
 
 EXPECTED_RESULTS = {("moved", "ok"), *(("stayed", reason) for reason in ("refused", "states", "slow"))}
