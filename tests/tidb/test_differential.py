@@ -1,7 +1,7 @@
 """Random statements in sessions that migrate get the same answers as in sessions that stay on one server.
 
-`make soak` runs 280,000 statements, with at least 2,000 migrations. The output says how to repeat a run: the same
-`TIDEVOY_SEED` gives the same statements, but not the same timing.
+`make soak` runs 280,000 statements, with at least 2,000 migrations. The output says how to repeat a run: the
+same `TIDEVOY_SEED` gives the same statements, but not the same timing.
 """
 
 from __future__ import annotations
