@@ -11,7 +11,7 @@ _QUOTING_HINT = (
 )
 _TOP_LEVEL_KEYS = (
     "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, module, migration,"
-    " rebalance, rollouts, overload, xds, api, replicas, log, state_dir, allow_unauthenticated"
+    " rebalance, rollouts, overload, envoy_health, xds, api, replicas, log, state_dir, allow_unauthenticated"
 )
 
 
@@ -34,7 +34,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "key_of_another_section": InvalidConfig(
         "listen: 0.0.0.0:6000\n",
-        ("F:1: listen: there is no such setting; did you mean sql.listen or xds.listen or api.listen?",),
+        ("F:1: listen: there is no such setting; did you mean sql.listen or envoy_health.listen or xds.listen or api.listen?",),
     ),
     "duplicate_key": InvalidConfig(
         "sql:\n  max_connections: 1\n  max_connections: 2\n",
