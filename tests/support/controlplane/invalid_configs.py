@@ -35,8 +35,8 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     "key_of_another_section": InvalidConfig(
         "listen: 0.0.0.0:6000\n",
         (
-            "F:1: listen: there is no such setting; did you mean sql.listen or envoy_health.listen or xds.listen"
-            " or api.listen?",
+            "F:1: listen: there is no such setting; did you mean sql.listen or envoy_health.listen or"
+            " xds.listen or api.listen?",
         ),
     ),
     "duplicate_key": InvalidConfig(
