@@ -120,6 +120,7 @@ async def test_full_heap_delays_new_sessions_and_no_others(
     ):
         overload = Overload(stack)
         idle_rss = overload.rss()
+        assert await is_ready()  # the Envoy watches its heap for `/readyz` once it is probed
         with ExitStack() as clients:
             readers = await fill_heap(stack, overload, clients)
             new = RawClient(*await asyncio.open_connection("127.0.0.1", stack.sql_port))
