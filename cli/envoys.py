@@ -172,8 +172,7 @@ def set_switches(
     }
     if not body:
         raise typer.BadParameter("name --offload or --migration")
-    with ControlPlaneClient(url) as client:
-        answer = client.patch(f"/v1/envoys/{quote(envoy, safe='')}", body)
+    answer = _change_envoy(envoy, body, url)
     if as_json:
         show_json(answer)
         return
@@ -195,9 +194,14 @@ def set_ready(envoy: EnvoyId, url: Url = DEFAULT_URL, as_json: AsJson = False) -
     _set_ready(envoy, None, url, as_json, f"{envoy} is ready for new clients again")
 
 
-def _set_ready(envoy: str, ready: str | None, url: str, as_json: bool, message: str) -> None:
+def _change_envoy(envoy: str, changes: dict[str, Any], url: str) -> Any:
+    """Change switches of an Envoy. Return the Envoy after the change."""
     with ControlPlaneClient(url) as client:
-        answer = client.patch(f"/v1/envoys/{quote(envoy, safe='')}", {"ready": ready})
+        return client.patch(f"/v1/envoys/{quote(envoy, safe='')}", changes)
+
+
+def _set_ready(envoy: str, ready: str | None, url: str, as_json: bool, message: str) -> None:
+    answer = _change_envoy(envoy, {"ready": ready}, url)
     if as_json:
         show_json(answer)
         return

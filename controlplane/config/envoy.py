@@ -38,6 +38,6 @@ class EnvoyHealthSettings(SettingsSection):
     """
 
     listen: EnvoyListenAddress | None = setting(None, takes_effect="new envoys")
-    """Address of the port; default: there is none."""
+    """Address to listen on; default: no health port."""
     tls: EnvoyHealthTls | None = setting(None, takes_effect="new envoys")
-    """TLS of the port; default: no TLS."""
+    """TLS of the health port; default: no TLS."""

@@ -2,7 +2,7 @@
 
 use core::cell::Cell;
 
-use crate::guard::guarded;
+use crate::guard::{guarded, unused_hooks};
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Done, Envoy, Ours};
 
@@ -194,28 +194,19 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_shutdown(
     done(context);
 }
 
-macro_rules! unused_hooks {
-    ($( $name:ident ( $($ty:ty),* ) )*) => {
-        $(
-            #[unsafe(no_mangle)]
-            extern "C" fn $name($(_: $ty),*) {}
-        )*
-    };
-}
-
 // Envoy rejects a module without these hooks, which have nothing to do.
 unused_hooks! {
-    envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized(Envoy, Ours)
-    envoy_dynamic_module_on_bootstrap_extension_destroy(Ours)
-    envoy_dynamic_module_on_bootstrap_extension_config_scheduled(Envoy, Ours, u64)
+    envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized(Envoy, Ours);
+    envoy_dynamic_module_on_bootstrap_extension_destroy(Ours);
+    envoy_dynamic_module_on_bootstrap_extension_config_scheduled(Envoy, Ours, u64);
     envoy_dynamic_module_on_bootstrap_extension_http_callout_done(
         Envoy, Ours, u64, u32, *const u8, usize, *const u8, usize
-    )
-    envoy_dynamic_module_on_bootstrap_extension_file_changed(Envoy, Ours, Buffer, u32)
-    envoy_dynamic_module_on_bootstrap_extension_cluster_add_or_update(Envoy, Ours, Buffer)
-    envoy_dynamic_module_on_bootstrap_extension_cluster_removal(Envoy, Ours, Buffer)
-    envoy_dynamic_module_on_bootstrap_extension_listener_add_or_update(Envoy, Ours, Buffer)
-    envoy_dynamic_module_on_bootstrap_extension_listener_removal(Envoy, Ours, Buffer)
+    );
+    envoy_dynamic_module_on_bootstrap_extension_file_changed(Envoy, Ours, Buffer, u32);
+    envoy_dynamic_module_on_bootstrap_extension_cluster_add_or_update(Envoy, Ours, Buffer);
+    envoy_dynamic_module_on_bootstrap_extension_cluster_removal(Envoy, Ours, Buffer);
+    envoy_dynamic_module_on_bootstrap_extension_listener_add_or_update(Envoy, Ours, Buffer);
+    envoy_dynamic_module_on_bootstrap_extension_listener_removal(Envoy, Ours, Buffer);
 }
 
 #[unsafe(no_mangle)]

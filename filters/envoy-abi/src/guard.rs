@@ -24,3 +24,14 @@ fn text(panic: &(dyn Any + Send)) -> &str {
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("(no text)")
 }
+
+/// Defines hooks that do nothing. Those with a result return 0.
+macro_rules! unused_hooks {
+    ($( $name:ident ( $($ty:ty),* ) $(-> $result:ident)?; )*) => {
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($(_: $ty),*) $(-> $result)? { $( 0 as $result )? }
+        )*
+    };
+}
+pub(crate) use unused_hooks;

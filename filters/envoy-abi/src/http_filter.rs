@@ -2,7 +2,7 @@
 
 use core::ptr;
 
-use crate::guard::guarded;
+use crate::guard::{guarded, unused_hooks};
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, HttpHeader, Ours};
 
@@ -61,15 +61,6 @@ unsafe extern "C" fn envoy_dynamic_module_on_http_filter_request_headers(envoy: 
         );
     }
     sys::STOP_ITERATION
-}
-
-macro_rules! unused_hooks {
-    ($( $name:ident ( $($ty:ty),* ) $(-> $result:ident)?; )*) => {
-        $(
-            #[unsafe(no_mangle)]
-            extern "C" fn $name($(_: $ty),*) $(-> $result)? { $( 0 as $result )? }
-        )*
-    };
 }
 
 // Envoy rejects a module without these hooks. Those with a result let a request or a response continue.

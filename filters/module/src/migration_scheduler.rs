@@ -18,7 +18,7 @@ use crate::migration_driver::{MigrationDriver, MigrationResult};
 use crate::panics::CloseAfterPanic;
 use crate::session::{MigrationBlocker, Session, StartResult};
 use crate::switches;
-use crate::worker::{self, Turn, WorkerContext};
+use crate::worker::{self, SessionQueue, Turn, WorkerContext};
 
 /// Shared by all workers.
 static LIMITER: LazyLock<Mutex<Limiter>> =
@@ -59,7 +59,7 @@ pub(crate) struct MigrationScheduler {
     /// The states of nodes have changed, and [`apply_node_changes`] has not reacted yet.
     have_nodes_changed: Cell<bool>,
     /// Sessions that must be closed, since their nodes are force-closed.
-    close_queue: RefCell<VecDeque<Weak<Session>>>,
+    close_queue: SessionQueue,
 }
 
 impl MigrationScheduler {
@@ -113,16 +113,8 @@ pub(crate) fn on_nodes_changed(worker: &WorkerContext) {
 
 /// Closes the sessions of force-closed nodes until the turn is over. The next turn continues.
 pub(crate) fn close_sessions(worker: &WorkerContext, turn: &Turn) {
-    let next = || worker.migrations.close_queue.borrow_mut().pop_front();
-    while let Some(session) = next() {
-        if let Some(session) = session.upgrade().filter(|session| session.is_on_force_closed_node()) {
-            session.guarded(|| session.end_at_drain_deadline());
-        }
-        if turn.is_over() {
-            worker.waker.continue_later();
-            break;
-        }
-    }
+    let queue = &worker.migrations.close_queue;
+    worker.run_queue(queue, turn, Session::is_on_force_closed_node, |session| session.end_at_drain_deadline());
 }
 
 /// Reacts to changed states of nodes: starts and cancels migrations, and collects the sessions to be closed.

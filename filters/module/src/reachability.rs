@@ -4,10 +4,10 @@
 //! as at least one [`MonitoredEndpoint`] for it exists. The load-balancing policy holds one for each node that may get
 //! new sessions, and each session holds one for its node.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use migration::sentinel::Reachability;
 
 use crate::session::{Event, Session};
-use crate::worker::{Turn, WorkerContext};
+use crate::worker::{SessionQueue, Turn, WorkerContext};
 use crate::{clock, wakers};
 
 /// The highest age of a useful sign of life. The sentinel suspects a node after the same time without an answer.
@@ -105,7 +105,7 @@ pub(crate) struct WorkerReachability {
     /// The value of [`CHANGES`] when the worker last checked its sessions.
     seen: Cell<u64>,
     /// Sessions whose nodes were unreachable then, and that were not ended or moved yet.
-    lost: RefCell<VecDeque<Weak<Session>>>,
+    lost: SessionQueue,
 }
 
 /// Reacts to changes since the last call.
@@ -157,16 +157,8 @@ fn check_sessions(worker: &WorkerContext) {
 /// Ends the sessions whose nodes are unreachable, or begins to move them, until the turn is over. The next turn
 /// continues.
 fn leave_lost_nodes(worker: &WorkerContext, turn: &Turn) {
-    let next = || worker.reachability.lost.borrow_mut().pop_front();
-    while let Some(session) = next() {
-        if let Some(session) = session.upgrade().filter(|session| session.has_lost_node()) {
-            session.guarded(|| session.handle(Event::NodeUnreachable));
-        }
-        if turn.is_over() {
-            worker.waker.continue_later();
-            break;
-        }
-    }
+    let queue = &worker.reachability.lost;
+    worker.run_queue(queue, turn, Session::has_lost_node, |session| session.handle(Event::NodeUnreachable));
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use envoy_abi::http_filter::{Responder, Response};
 
 use crate::worker::WorkerContext;
-use crate::{clock, live_config, migration_scheduler};
+use crate::{clock, live_config};
 
 /// Envoy's gauge that is 1 while its heap is full.
 pub(crate) const HEAP_FULL_GAUGE: &str = "overload.envoy.overload_actions.stop_accepting_connections.active";
@@ -86,9 +86,7 @@ impl Responder for ReadinessResponder {
     fn respond(&self) -> Response {
         PROBED_AT.store(clock::now().as_secs() + 1, Ordering::Relaxed);
         let worker = WorkerContext::current();
-        if worker.hosts.apply_published() {
-            migration_scheduler::on_nodes_changed(&worker);
-        }
+        worker.apply_published();
         to_response(evaluate(Facts {
             is_ending: IS_ENDING.load(Ordering::Relaxed),
             is_set_not_ready: !live_config::is_ready(),

@@ -1,4 +1,4 @@
-//! Detects received bytes, or the end of a connection, that were not read yet.
+//! Checks a connection for unread bytes, or for its end, without reading anything.
 
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;

@@ -4,13 +4,11 @@
 //! once. Each worker lets its waiting connections continue in the order of their arrival as soon as a node is in
 //! service.
 
-use std::cell::RefCell;
-use std::collections::VecDeque;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::session::Session;
-use crate::worker::{Turn, WorkerContext};
+use crate::worker::{SessionQueue, Turn, WorkerContext};
 
 /// How many logins of all workers wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -34,7 +32,7 @@ impl Drop for WaitingSlot {
 
 /// The withheld connections of one worker, the oldest first.
 #[derive(Default)]
-pub(crate) struct WaitingLogins(RefCell<VecDeque<Weak<Session>>>);
+pub(crate) struct WaitingLogins(SessionQueue);
 
 impl WaitingLogins {
     pub(crate) fn add(&self, session: &Rc<Session>) {
@@ -57,16 +55,7 @@ pub(crate) fn resume(worker: &WorkerContext, turn: &Turn) {
     if worker.waiting_logins.is_empty() || !worker.hosts.has_open_node() {
         return;
     }
-    let next = || worker.waiting_logins.0.borrow_mut().pop_front();
-    while let Some(session) = next() {
-        if let Some(session) = session.upgrade() {
-            session.guarded(|| session.stop_waiting());
-        }
-        if turn.is_over() {
-            worker.waker.continue_later();
-            break;
-        }
-    }
+    worker.run_queue(&worker.waiting_logins.0, turn, |_| true, Session::stop_waiting);
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The module's state of one worker of Envoy.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::rc::Rc;
+use std::collections::{HashMap, VecDeque};
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -86,9 +86,7 @@ impl WorkerContext {
     pub(crate) fn on_wake(&self) {
         let turn = Turn::start();
         self.waker.on_woken();
-        if self.hosts.apply_published() {
-            migration_scheduler::on_nodes_changed(self);
-        }
+        self.apply_published();
         waiting_logins::resume(self, &turn);
         switches::apply(self);
         migration_scheduler::apply_node_changes(self);
@@ -97,7 +95,38 @@ impl WorkerContext {
         migration_scheduler::run_due(self);
         self.deadlines.run_due(&turn);
     }
+
+    /// Applies what the control plane has published since the last call.
+    pub(crate) fn apply_published(&self) {
+        if self.hosts.apply_published() {
+            migration_scheduler::on_nodes_changed(self);
+        }
+    }
+
+    /// Takes sessions from a queue until the turn is over, and calls `run` for each that still exists and `fits`. The
+    /// next turn continues.
+    pub(crate) fn run_queue(
+        &self,
+        queue: &SessionQueue,
+        turn: &Turn,
+        fits: impl Fn(&Session) -> bool,
+        run: impl Fn(&Rc<Session>),
+    ) {
+        let next = || queue.borrow_mut().pop_front();
+        while let Some(session) = next() {
+            if let Some(session) = session.upgrade().filter(|session| fits(session)) {
+                session.guarded(|| run(&session));
+            }
+            if turn.is_over() {
+                self.waker.continue_later();
+                break;
+            }
+        }
+    }
 }
+
+/// Sessions that wait for a step of work.
+pub(crate) type SessionQueue = RefCell<VecDeque<Weak<Session>>>;
 
 /// The time limit of a turn, after which the worker has to handle other events. Each kind of work does at least one
 /// step in a turn, so that all of them advance.

@@ -32,7 +32,7 @@ _REQUEST = b"GET /readyz HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n"
 
 
 class HealthPort:
-    """The port for load balancers of the cluster's Envoy."""
+    """Client of the health port of the cluster's Envoy."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         self._client = client
@@ -49,7 +49,7 @@ class HealthPort:
         await wait_until(is_ready)
 
     async def wait_for_reason(self, reason: str) -> None:
-        """Wait until the Envoy is not ready for this reason."""
+        """Wait until `/readyz` answers 503 with this reason."""
 
         async def has_reason() -> bool:
             status, text = await self.get("/readyz")

@@ -89,5 +89,5 @@ async def test_console_sets_readiness(server: ApiServer) -> None:
         assert f'href="{link}/ready"' in shown
         await server.http.post(f"{link}/ready", headers=browser)
         await wait_until(lambda: envoy.switched_off == set())
-        unknown = await server.http.get("/console/envoys/nobody/ready", headers=browser)
+        unknown = await server.http.get("/console/envoys/unknown/ready", headers=browser)
         assert unknown.status_code == 404

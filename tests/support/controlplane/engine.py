@@ -241,7 +241,7 @@ class FakeEnvoy:
 
     @property
     def switched_off(self) -> set[str]:
-        """What the last live configuration switches off: parts of the module, `ready`."""
+        """The names of the switches that are off in the last live configuration."""
         published = self.live_configs[-1] if self.live_configs else {}
         return {part for part in ("offload", "migration", "ready") if published.get(part) is False}
 

@@ -150,9 +150,7 @@ impl Session {
     pub(crate) fn try_wait_for_node(self: &Rc<Self>) -> bool {
         let limits = live_config::limits();
         let waiting = &self.worker.waiting_logins;
-        if self.worker.hosts.apply_published() {
-            migration_scheduler::on_nodes_changed(&self.worker);
-        }
+        self.worker.apply_published();
         let has_node = self.worker.hosts.has_open_node();
         if has_node && waiting.is_empty() || limits.wait_for_node.is_zero() {
             return false;
