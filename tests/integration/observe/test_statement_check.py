@@ -172,6 +172,11 @@ async def test_full_node_is_recognized(mariadb: MariaDb) -> None:
     assert "error 1040, Too many connections" in result.reason
 
 
+def count_open_files() -> int:
+    """Return the number of this process' descriptors."""
+    return len(os.listdir("/proc/self/fd"))
+
+
 @pytest.mark.parametrize("free", range(4))
 async def test_missing_file_descriptors_are_a_problem_of_this_machine(
     free: int, sim: TidbSim, tmp_path: Path
@@ -180,7 +185,10 @@ async def test_missing_file_descriptors_are_a_problem_of_this_machine(
     password = tmp_path / "password"
     password.write_text("")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = count_open_files()
     await probe(sim.sql_address, password_file=password)  # starts the thread
+    # The simulated server, in this process, closes its side of the session a little later.
+    await wait_until(lambda: count_open_files() <= open_files)
     used = os.open("/", os.O_RDONLY)
     os.close(used)
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + free, hard))
