@@ -1,4 +1,4 @@
-"""Envoy commands: envoys, envoys ready, not-ready, set, replace, forget."""
+"""Envoy commands: envoys, envoys ready, not-ready, drain, set, replace, forget."""
 
 from __future__ import annotations
 
@@ -185,13 +185,24 @@ def set_not_ready(envoy: EnvoyId, url: Url = DEFAULT_URL, as_json: AsJson = Fals
 
     Its sessions continue, and clients that still connect to it are served. `ready` reverts it.
     """
-    _set_ready(envoy, "off", url, as_json, f"{envoy} is not ready for new clients")
+    _set_readiness(envoy, {"ready": "off"}, url, as_json, f"{envoy} is not ready for new clients")
+
+
+@app.command("drain")
+def drain_envoy(envoy: EnvoyId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """End the sessions of an Envoy gracefully, as SIGTERM does with its supervisor; the Envoy keeps running.
+
+    It is not ready first. After `end.wait` it refuses new clients, and each session ends when it is idle and
+    has no transaction; those that are left after `end.timeout` are closed. `ready` reverts it.
+    """
+    _set_readiness(envoy, {"drain": "on"}, url, as_json, f"{envoy} drains")
 
 
 @app.command("ready")
 def set_ready(envoy: EnvoyId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Let load balancers send new clients to this Envoy again, after `not-ready`."""
-    _set_ready(envoy, None, url, as_json, f"{envoy} is ready for new clients again")
+    """Let an Envoy get new clients again, after `not-ready` or `drain`."""
+    changes: dict[str, str | None] = {"ready": None, "drain": None}
+    _set_readiness(envoy, changes, url, as_json, f"{envoy} is ready for new clients again")
 
 
 def _change_envoy(envoy: str, changes: dict[str, Any], url: str) -> Any:
@@ -200,14 +211,14 @@ def _change_envoy(envoy: str, changes: dict[str, Any], url: str) -> Any:
         return client.patch(f"/v1/envoys/{quote(envoy, safe='')}", changes)
 
 
-def _set_ready(envoy: str, ready: str | None, url: str, as_json: bool, message: str) -> None:
-    answer = _change_envoy(envoy, {"ready": ready}, url)
+def _set_readiness(envoy: str, changes: dict[str, str | None], url: str, as_json: bool, message: str) -> None:
+    answer = _change_envoy(envoy, changes, url)
     if as_json:
         show_json(answer)
         return
     print_result(sanitize(message))
     if answer["filter"] != "module":
-        print_note(sanitize(f"{envoy} does not use Tidevoy's module, so its `/readyz` does not change"))
+        print_note(sanitize(f"{envoy} does not use Tidevoy's module, so this has no effect"))
 
 
 @app.command("forget")
@@ -251,8 +262,13 @@ def describe_state(envoy: dict[str, Any]) -> str:
         return f"disconnected since {format_time(envoy['last_seen'])}"
     if not envoy["published_version"]:
         return "waiting for the first plan"
-    # A control plane of an earlier version does not know the readiness.
-    readiness = "; not ready (set by an operator)" if envoy["overrides"].get("ready") == "off" else ""
+    # A control plane of an earlier version does not know these two.
+    if envoy["overrides"].get("drain") == "on":
+        readiness = "; drained by an operator"
+    elif envoy["overrides"].get("ready") == "off":
+        readiness = "; not ready (set by an operator)"
+    else:
+        readiness = ""
     if envoy["acked_version"] == envoy["published_version"]:
         return f"up to date ({envoy['acked_version']}){readiness}"
     return f"at {envoy['acked_version'] or 'nothing'}, published {envoy['published_version']}{readiness}"

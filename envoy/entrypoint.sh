@@ -3,11 +3,9 @@
 # default it is the host name, which Docker and Kubernetes make unique for each container.
 set -eu
 
-# Envoy needs two open files per session, so this raises the soft limit to the hard limit.
-ulimit -S -n "$(ulimit -H -n)"
-
+# The supervisor drains Envoy when the container is stopped.
 # A hot restart needs a second Envoy, but each container has only one.
-exec envoy \
+exec tidevoy-envoy envoy \
     --config-path /etc/tidevoy/bootstrap.yaml \
     --service-node "${TIDEVOY_NODE_ID:-$(hostname)}" \
     --service-cluster tidevoy \

@@ -35,6 +35,7 @@ class EnvoyProcess(Server):
     """One Envoy. In `async with EnvoyProcess(bootstrap, directory) as envoy`, the admin port answers.
 
     The bootstrap must have an admin address; port 0 is fine. Listeners may come later by xDS: see `is_live`.
+    With `supervisor`, this program runs the Envoy and drains it before it stops.
     """
 
     stop_timeout = 5.0
@@ -49,12 +50,14 @@ class EnvoyProcess(Server):
         concurrency: int = 1,
         log_level: str = "info",
         arguments: tuple[str, ...] = (),
+        supervisor: Path | None = None,
     ) -> None:
         super().__init__(name, directory)
         self.bootstrap = bootstrap
         self._concurrency = concurrency
         self._log_level = log_level
         self._arguments = arguments
+        self._supervisor = supervisor
 
     @property
     def admin_url(self) -> str:
@@ -67,6 +70,7 @@ class EnvoyProcess(Server):
     def command(self) -> list[str]:
         """Return Envoy's command. Hot restart is off, since its shared memory allows only one Envoy."""
         return [
+            *([] if self._supervisor is None else [str(self._supervisor)]),
             str(envoy_binary()),
             *("--config-path", str(self.config_file)),
             *("--admin-address-path", str(self._admin_address_file)),

@@ -87,6 +87,7 @@ class LocalCluster:
         concurrency: int = 2,
         delta: bool = False,
         module: Path | Literal["auto"] | None = "auto",
+        envoy_supervisor: Path | None = None,
         tidb_bin: TidbBinaries | None = None,
         cluster: Cluster | None = None,
         control_plane: type[ControlPlaneProcess] = ControlPlaneProcess,
@@ -99,8 +100,9 @@ class LocalCluster:
         `_default_settings`. `graceful_wait` is how many seconds a TiDB server waits after SIGTERM.
         `node_arguments` are passed to all TiDB servers. With `delta`, Envoy uses incremental xDS. `module` is
         the file of Tidevoy's module for Envoy; "auto" stands for the module of this checkout, if it is built,
-        and None for no module. `control_plane` is the class of the control plane. `on_progress` is called
-        with a text before each step. The data and addresses of an earlier start in `directory` are reused.
+        and None for no module. `envoy_supervisor` is the program that runs the Envoy; None: it has none.
+        `control_plane` is the class of the control plane. `on_progress` is called with a text before each
+        step. The data and addresses of an earlier start in `directory` are reused.
 
         With `tidb_bin`, PD, store and TiDB servers are real and not simulated. `cluster` is a running
         cluster; it is neither started nor stopped here, and the other options about nodes are ignored.
@@ -127,7 +129,7 @@ class LocalCluster:
                 module=None if module_file is None else str(module_file),
                 delta=delta,
             )
-            envoy = EnvoyProcess(bootstrap, directory, concurrency=concurrency)
+            envoy = EnvoyProcess(bootstrap, directory, concurrency=concurrency, supervisor=envoy_supervisor)
             local_cluster = cls(directory, ports, advertised, cluster, server, envoy, own_cluster=own_cluster)
             try:
                 await local_cluster._launch(nodes, on_progress)

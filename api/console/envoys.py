@@ -1,7 +1,8 @@
-"""The Envoys page: state, versions and rejected configurations of the fleet; forms for their readiness."""
+"""The Envoys page: state, versions and rejected configurations of the fleet; forms that change one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -39,7 +40,14 @@ async def show_envoys(request: Request, engine: EngineDep) -> Response:
     return pages.live_page(request, "envoys.html", "envoys", link, values, only_problems=only_problems)
 
 
-_ReadinessForm = Literal["ready", "not-ready"]
+_ReadinessForm = Literal["ready", "not-ready", "drain"]
+
+# For each form: the switches that it sets, and what the page says then.
+_READINESS_CHANGES: Mapping[_ReadinessForm, tuple[Mapping[str, bool | None], str]] = {
+    "ready": ({"ready": None, "drain": None}, "is ready for new clients again"),
+    "not-ready": ({"ready": False}, "is not ready for new clients"),
+    "drain": ({"drain": True}, "drains"),
+}
 
 
 @router.get("/console/envoys/{envoy:path}/{readiness}")
@@ -54,10 +62,9 @@ async def set_readiness(
     request: Request, engine: EngineDep, envoy: str, readiness: _ReadinessForm
 ) -> Response:
     async def set_ready(form: Form) -> Response:
-        is_ready = readiness == "ready"
-        await engine.operations.set_envoy_switches(envoy, {"ready": None if is_ready else False})
-        text = f"{envoy} is {'ready for new clients again' if is_ready else 'not ready for new clients'}"
-        return pages.success(request, text, "/console/envoys")
+        switches, result = _READINESS_CHANGES[readiness]
+        await engine.operations.set_envoy_switches(envoy, switches)
+        return pages.success(request, f"{envoy} {result}", "/console/envoys")
 
     form = partial(_readiness_form, request, engine, envoy, readiness)
     return await submit(request, set_ready, form)
@@ -71,12 +78,13 @@ def _readiness_form(
 
 
 def _has_problem(view: EnvoyView) -> bool:
-    """Whether the Envoy is disconnected, outdated, set to not ready, reports a problem, or shares its id."""
+    """Whether the Envoy is disconnected, outdated, not ready, drained, has a problem, or shares its id."""
     status = view.status
     return (
         status.connected_since is None
         or bool(status.problem or status.stale_resources)
         or not view.overrides.is_ready
+        or view.overrides.is_drained
         or status.streams > 1
         or status.acked_version != status.published_version
     )

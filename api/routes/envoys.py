@@ -23,7 +23,7 @@ async def list_envoys(engine: EngineDep) -> EnvoyList:
 @router.patch(
     "/v1/envoys/{envoy:path}",
     tags=["envoys"],
-    summary="Switch parts of an Envoy's module off or on, or set its readiness",
+    summary="Switch parts of an Envoy's module off or on, set its readiness, or drain it",
     description="For an operator who suspects a part of the module, or wants no new clients at this Envoy. It"
     " takes effect without a restart, and stays until it is changed again.",
     dependencies=[RequireJsonBody],

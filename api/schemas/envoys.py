@@ -28,6 +28,7 @@ class SwitchOverrides(ResponseModel):
     offload: OnOff | None
     migration: OnOff | None
     ready: OnOff | None
+    drain: OnOff | None
 
 
 class ChangeEnvoyRequest(StrictRequest):
@@ -45,6 +46,11 @@ class ChangeEnvoyRequest(StrictRequest):
         None,
         description="`off`: the Envoy tells load balancers that it is not ready for new clients (`/readyz`)."
         " It still serves those that come.",
+    )
+    drain: Literal["on", "off"] | None = Field(
+        None,
+        description="`on`: the Envoy is not ready; after `end.wait` it refuses new clients, and sessions end"
+        " when they are idle; those that are left after `end.timeout` are closed.",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Client of an Envoy's admin port: fetch its state, drain its listeners, stop it.
+"""Client of an Envoy's admin port: fetch its state, drain its listeners and its sessions, stop it.
 
 Envoy's admin interface: https://www.envoyproxy.io/docs/envoy/v1.40.0/operations/admin
 """
@@ -15,7 +15,10 @@ from cli.errors import CliError, UsageError
 from controlplane import address as addresses
 
 _TIMEOUT_SECONDS = 5.0  # a busy main thread answers late
-_STATS_FILTER = r"^(listener\..*|tcp\..*\.upstream_flush_active|listener_manager\.listener_stopped)$"
+_STATS_FILTER = (
+    r"^(listener\..*|tcp\..*\.upstream_flush_active|listener_manager\.listener_stopped"
+    r"|tidevoy\.drain_phase)$"
+)
 _HEALTH_LISTENER = "health"  # for load balancers, in the bootstrap
 
 
@@ -30,6 +33,8 @@ class EnvoyState:
     listeners: Mapping[str, str]  # name -> `ip:port`
     has_stopped_accepting: bool  # it accepts no more connections; irreversible in one process
     sessions: int  # client connections, including those that have no node yet
+    # 0: its module does not drain it; 2: sessions end when they are idle; 3: the last ones are closed.
+    drain_phase: int = 0
 
 
 class EnvoyAdmin:
@@ -71,6 +76,10 @@ class EnvoyAdmin:
         """Make the Envoy stop accepting connections; existing connections stay. Raises CliError."""
         self._post("/drain_listeners", "did not stop accepting sessions")
 
+    def drain_sessions(self) -> None:
+        """Make the module refuse new clients and end sessions when they are idle. Raises CliError."""
+        self._post("/runtime_modify?tidevoy.drain=true", "did not begin to end its sessions")
+
     def quit(self) -> None:
         """Stop the Envoy at once, with all its connections. Raises CliError."""
         self._post("/quitquitquit", "did not stop")
@@ -108,6 +117,7 @@ def parse_envoy_state(
         },
         has_stopped_accepting=values.get("listener_manager.listener_stopped", 0) > 0,
         sessions=sum(value for name, value in values.items() if _is_client_gauge(name)),
+        drain_phase=values.get("tidevoy.drain_phase", 0),
     )
 
 

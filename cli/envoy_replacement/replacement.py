@@ -27,6 +27,8 @@ from cli.progress_display import ProgressDisplay
 _POLL_SECONDS = 0.25
 _END_TIMEOUT_SECONDS = 30.0  # for an Envoy to stop, or for a command that stops one
 _DRAIN_TIMEOUT_SECONDS = 10.0  # until all workers have closed their ports
+_DRAIN_START_SECONDS = 2.0  # until the module of the old Envoy begins to end its sessions
+_CLOSE_TIMEOUT_SECONDS = 5.0  # until the module has closed the last sessions
 _FORGET_TIMEOUT_SECONDS = 10.0  # until the control plane notices that an Envoy is disconnected
 _UNRESPONSIVE_TIMEOUT_SECONDS = 60.0  # how long an Envoy may be too busy to answer
 _MAX_FAILED_POLLS = 2  # consecutive polls that may find no Envoy before it counts as gone
@@ -77,7 +79,7 @@ class EnvoyReplacement:
             yield f"make {old.id} stop accepting sessions at {listen_addresses or 'any port'}"
         yield f"wait until its sessions have ended ({old.sessions} now), for at most {self.deadline:g} s"
         if self.on_deadline == "close":
-            yield "close the sessions that are left then"
+            yield "end the sessions that are left then as they become idle; close the rest after end.timeout"
         else:
             yield "keep the sessions that are left then, and fail"
         stop_command = " ".join(self.stop_command)
@@ -267,7 +269,7 @@ class EnvoyReplacement:
                 is_new_down = self._report_new_down(is_new_down)
                 if time.monotonic() >= deadline:
                     self._handle_deadline(state)
-                    return True
+                    return self._drain_sessions()
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             raise CliError(
@@ -307,7 +309,25 @@ class EnvoyReplacement:
         if not self._is_new_serving():
             new = f"the new Envoy at {self.new_admin.address}"
             raise CliError(f"{problem}; they are not closed, because {new} does not serve")
-        self._emit("end", f"{problem}, which are closed now", sessions=state.sessions)
+        self._emit("end", f"{problem}, which end now", sessions=state.sessions)
+
+    def _drain_sessions(self) -> bool:
+        """Let the old Envoy's module end its sessions. Without a module, return soon.
+
+        Return False if the Envoy has stopped. Raises CliError.
+        """
+        self.old_admin.drain_sessions()
+        begin = closing_since = time.monotonic()
+        while (state := self._poll(self.old_admin, _UNRESPONSIVE_TIMEOUT_SECONDS)) is not None:
+            self._emit_sessions_left(state, 0)
+            now = time.monotonic()
+            if state.drain_phase < 3:
+                closing_since = now
+            has_not_begun = state.drain_phase == 0 and now > begin + _DRAIN_START_SECONDS
+            if state.sessions == 0 or has_not_begun or now > closing_since + _CLOSE_TIMEOUT_SECONDS:
+                break
+            time.sleep(_POLL_SECONDS)
+        return state is not None
 
     def _is_new_serving(self) -> bool:
         """Return whether the new Envoy certainly accepts sessions."""

@@ -1,9 +1,26 @@
-"""Settings in the bootstrap of each Envoy. An Envoy reads it only when it starts."""
+"""Settings of the Envoys themselves. Those in their bootstrap take effect when an Envoy starts."""
 
 from __future__ import annotations
 
 from controlplane.config.tls import EnvoyFile
 from controlplane.config.types import EnvoyListenAddress, SettingsSection, setting
+
+# The module has these defaults, too.
+END_WAIT, END_TIMEOUT = 0.0, 30.0
+
+
+class EnvoyEndSettings(SettingsSection):
+    """How an Envoy with the module ends: by SIGTERM to its supervisor, and by `tidevoy envoys drain`.
+
+    First it is not ready, then it accepts no new clients, and each session ends when it is idle and has no
+    transaction.
+    """
+
+    wait: float = setting(END_WAIT, unit="seconds", ge=0, le=3600)
+    """Time for which the Envoy is not ready but still serves new clients. Choose more than load balancers
+    need to notice."""
+    timeout: float = setting(END_TIMEOUT, unit="seconds", ge=0, le=86_400)
+    """Time after `wait` for sessions to end. Then the remaining ones are closed."""
 
 
 class EnvoyOverloadSettings(SettingsSection):

@@ -21,7 +21,7 @@ from controlplane.config.balance import (
     RebalanceSettings,
     ZoneSettings,
 )
-from controlplane.config.envoy import EnvoyHealthSettings, EnvoyOverloadSettings
+from controlplane.config.envoy import EnvoyEndSettings, EnvoyHealthSettings, EnvoyOverloadSettings
 from controlplane.config.login import LoginSettings
 from controlplane.config.module import ModuleSettings
 from controlplane.config.own_tls import ClientTls, XdsTls
@@ -214,6 +214,7 @@ class Settings(SettingsSection):
     rollouts: RolloutSettings = section(RolloutSettings, "Rolling operations.")
     overload: EnvoyOverloadSettings = section(EnvoyOverloadSettings, "Overload protection of an Envoy.")
     envoy_health: EnvoyHealthSettings = section(EnvoyHealthSettings, "Health of an Envoy for load balancers.")
+    end: EnvoyEndSettings = section(EnvoyEndSettings, "How an Envoy ends.")
     xds: XdsSettings = section(XdsSettings, "The port for Envoys.")
     api: ApiSettings = section(ApiSettings, "REST and console.")
     replicas: ReplicaSettings = section(ReplicaSettings, "Replicas of the control plane.")

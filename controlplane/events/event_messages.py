@@ -168,7 +168,10 @@ def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
             state = "ready" if now.is_ready else "not ready"
             message = f"an operator sets {envoy} to {state} for new clients"
             yield EventDraft("intent.envoy_ready", envoy, message, {"ready": now.is_ready})
-        if replace(past, ready=now.ready) != now:
+        if past.drain != now.drain:
+            message = f"an operator {'drains' if now.is_drained else 'ends the drain of'} {envoy}"
+            yield EventDraft("intent.envoy_drain", envoy, message, {"drain": now.is_drained})
+        if replace(past, ready=now.ready, drain=now.drain) != now:
             yield _switches_event(envoy, past, now)
     # A removal also ends when a node that operators added has left the plan, or when they add it again.
     for address in before.removed.keys() - after.removed.keys() - after.added.keys() - before.added.keys():

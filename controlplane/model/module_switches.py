@@ -1,4 +1,4 @@
-"""Switches of Tidevoy's module that operators set: parts of it, and the readiness of an Envoy. Pure data."""
+"""Switches of Tidevoy's module that operators set: parts of it, readiness, and drains. Pure data."""
 
 from __future__ import annotations
 
@@ -29,11 +29,18 @@ class SwitchOverrides:
     migration: bool | None = None
     ready: bool | None = None
     """False: the Envoy tells load balancers that it is not ready for new clients. No setting does this."""
+    drain: bool | None = None
+    """True: the Envoy drains: it is not ready, then refuses new clients and ends its sessions."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether load balancers may send new clients to the Envoy."""
+        """Whether load balancers may send new clients to the Envoy, as far as `ready` says."""
         return self.ready is not False
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the Envoy drains, or has no sessions left."""
+        return self.drain is True
 
     def apply_to(self, settings: ModuleSwitches) -> ModuleSwitches:
         """Return the switches that the control plane publishes for the Envoy."""

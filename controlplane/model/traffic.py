@@ -23,7 +23,7 @@ LOGIN_FAILURES = (
     *("too_old", "clear_text_password", "node_without_tls", "node_tls_failed", "node_protocol"),
     *("password_unreadable", "node_gone", "compression_not_offered", "node_unreachable"),
     *("session_token_plugin", "attributes_too_large", "change_user_without_tls"),
-    *("too_many_logins", "too_many_logins_of_address", "too_many_decryptions"),
+    *("too_many_logins", "too_many_logins_of_address", "too_many_decryptions", "envoy_draining"),
     *("denied", "client_gone", "node_full"),
 )
 CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls", "full")

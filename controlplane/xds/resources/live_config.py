@@ -17,6 +17,7 @@ from typing import Any
 
 from envoy.config.core.v3 import extension_pb2
 
+from controlplane.config.envoy import END_TIMEOUT, END_WAIT
 from controlplane.config.settings import Settings
 from controlplane.config.sql import MAX_WAITING_LOGINS, WAIT_FOR_NODE
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
@@ -47,13 +48,18 @@ def render_live_config(
         "idle_timeout": sql.idle_timeout,
     }
     # Defaults and switches that are on are omitted, so that earlier modules of this release accept the rest.
-    if sql.wait_for_node != WAIT_FOR_NODE:
-        limits["wait_for_node"] = sql.wait_for_node
-    if sql.max_waiting_logins != MAX_WAITING_LOGINS:
-        limits["max_waiting_logins"] = sql.max_waiting_logins
+    optional = (
+        ("wait_for_node", sql.wait_for_node, WAIT_FOR_NODE),
+        ("max_waiting_logins", sql.max_waiting_logins, MAX_WAITING_LOGINS),
+        ("end_wait", settings.end.wait, END_WAIT),
+        ("end_timeout", settings.end.timeout, END_TIMEOUT),
+    )
+    limits |= {key: value for key, value, default in optional if value != default}
     switches = asdict(overrides.apply_to(settings.module.switches))
     switches["ready"] = overrides.is_ready
     limits |= {part: False for part, is_on in switches.items() if not is_on}
+    if overrides.is_drained:
+        limits["drain"] = True
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'

@@ -77,6 +77,15 @@ pub(crate) struct Published {
     /// Whether this Envoy is ready for new clients, as far as operators decide.
     #[serde(default = "is_on_by_default")]
     pub(crate) ready: bool,
+    /// Whether this Envoy drains.
+    #[serde(default)]
+    pub(crate) drain: bool,
+    /// Seconds for which an Envoy that drains still serves new clients.
+    #[serde(default)]
+    pub(crate) end_wait: f64,
+    /// Seconds after which an Envoy that drains closes the sessions that are left.
+    #[serde(default = "default_end_timeout")]
+    pub(crate) end_timeout: f64,
     /// Whether the module may handle the events of established connections instead of Envoy.
     #[serde(default = "is_on_by_default")]
     pub(crate) offload: bool,
@@ -93,6 +102,10 @@ fn default_wait_for_node() -> f64 {
 
 fn default_max_waiting_logins() -> f64 {
     10_000.0
+}
+
+fn default_end_timeout() -> f64 {
+    30.0
 }
 
 fn is_on_by_default() -> bool {

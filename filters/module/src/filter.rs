@@ -8,6 +8,7 @@ use envoy_abi::filter::{Filter, FilterFactory, NetworkFilter};
 use mysql_proto::error::ProxyError;
 
 use crate::config;
+use crate::envoy_drain;
 use crate::live_config;
 use crate::login_limits::LoginLimits;
 use crate::session::Session;
@@ -19,6 +20,11 @@ const HASHED: &str = "envoy.hashable_string";
 /// How many clients this process serves. Not kept per listener, since a changed listener must count the clients of the
 /// old listener.
 static CLIENTS: AtomicU64 = AtomicU64::new(0);
+
+/// How many clients this process serves.
+pub(crate) fn client_count() -> u64 {
+    CLIENTS.load(Ordering::Relaxed)
+}
 
 pub(crate) struct SessionFilterFactory {
     max_clients: u64,
@@ -84,6 +90,10 @@ impl Drop for ClientSlot {
 impl NetworkFilter for SessionFilter {
     fn on_new_connection(&self) -> bool {
         self.session.attach_filter(self.filter.clone(), live_config::limits(), self.has_access_log);
+        if envoy_drain::is_ending() {
+            self.session.close(ProxyError::EnvoyDraining);
+            return false;
+        }
         if self.client_slot.is_none() {
             self.session.close(ProxyError::TooManyConnections);
             return false;

@@ -23,6 +23,7 @@ mod conn;
 mod deadlines;
 mod delay_queue;
 mod ejection;
+mod envoy_drain;
 mod filter;
 mod hosts;
 mod live_config;

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
@@ -43,9 +43,26 @@ pub(crate) struct SessionLimits {
     pub(crate) max_waiting_logins: usize,
 }
 
+/// The times of a drain of this Envoy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DrainTimes {
+    /// How long new clients are still served.
+    pub(crate) wait: Duration,
+    /// How long sessions may take to end after that.
+    pub(crate) timeout: Duration,
+}
+
+/// What operators decide about this Envoy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct OperatorSwitches {
+    is_ready: bool,
+    is_drain_requested: bool,
+}
+
 struct CurrentConfig {
     limits: SessionLimits,
-    is_ready: bool,
+    drain_times: DrainTimes,
+    switches: OperatorSwitches,
     /// By group.
     nodes: HashMap<String, Nodes>,
 }
@@ -58,7 +75,12 @@ static CURRENT: LazyLock<RwLock<CurrentConfig>> = LazyLock::new(|| {
         wait_for_node: Duration::ZERO,
         max_waiting_logins: 0,
     };
-    RwLock::new(CurrentConfig { limits, is_ready: true, nodes: HashMap::new() })
+    RwLock::new(CurrentConfig {
+        limits,
+        drain_times: DrainTimes { wait: Duration::ZERO, timeout: Duration::from_secs(30) },
+        switches: OperatorSwitches { is_ready: true, is_drain_requested: false },
+        nodes: HashMap::new(),
+    })
 });
 
 /// The number of publications.
@@ -75,16 +97,16 @@ pub(crate) fn on_received(config: config::LiveConfig) {
         max_waiting_logins: published.max_waiting_logins as usize,
     };
     switches::set_published(Switches { offload: published.offload, migration: published.migration });
-    publish(limits, published.ready, published.group, published.nodes.into());
-}
-
-fn publish(limits: SessionLimits, is_ready: bool, group: String, nodes: Nodes) {
+    let drain_times = DrainTimes { wait: seconds(published.end_wait), timeout: seconds(published.end_timeout) };
+    let operator = OperatorSwitches { is_ready: published.ready, is_drain_requested: published.drain };
+    let nodes = published.nodes.into();
     // The old nodes are dropped after the lock is released.
     let _before = {
         let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
         current.limits = limits;
-        current.is_ready = is_ready;
-        current.nodes.insert(group, nodes)
+        current.drain_times = drain_times;
+        current.switches = operator;
+        current.nodes.insert(published.group, nodes)
     };
     COUNT.fetch_add(1, Ordering::Release);
     wakers::wake_all();
@@ -95,17 +117,30 @@ pub(crate) fn count() -> u64 {
     COUNT.load(Ordering::Acquire)
 }
 
+fn current() -> RwLockReadGuard<'static, CurrentConfig> {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The limits for sessions that begin now.
 pub(crate) fn limits() -> SessionLimits {
-    CURRENT.read().unwrap_or_else(PoisonError::into_inner).limits
+    current().limits
 }
 
 /// Whether this Envoy is ready for new clients, as far as operators decide.
 pub(crate) fn is_ready() -> bool {
-    CURRENT.read().unwrap_or_else(PoisonError::into_inner).is_ready
+    current().switches.is_ready
+}
+
+/// Whether the control plane has requested a drain of this Envoy.
+pub(crate) fn is_drain_requested() -> bool {
+    current().switches.is_drain_requested
+}
+
+pub(crate) fn drain_times() -> DrainTimes {
+    current().drain_times
 }
 
 /// The nodes of a group; None: none were published yet.
 pub(crate) fn nodes(group: &str) -> Option<Nodes> {
-    CURRENT.read().unwrap_or_else(PoisonError::into_inner).nodes.get(group).cloned()
+    current().nodes.get(group).cloned()
 }

@@ -114,7 +114,9 @@ pub(crate) fn on_nodes_changed(worker: &WorkerContext) {
 /// Closes the sessions of force-closed nodes until the turn is over. The next turn continues.
 pub(crate) fn close_sessions(worker: &WorkerContext, turn: &Turn) {
     let queue = &worker.migrations.close_queue;
-    worker.run_queue(queue, turn, Session::is_on_force_closed_node, |session| session.end_at_drain_deadline());
+    worker.run_queue(queue, turn, Session::is_on_force_closed_node, |session| {
+        session.end_with_error_if_awaited("drain_deadline");
+    });
 }
 
 /// Reacts to changed states of nodes: starts and cancels migrations, and collects the sessions to be closed.

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use envoy_abi::http_filter::{Responder, Response};
 
+use crate::envoy_drain::DrainPhase;
 use crate::worker::WorkerContext;
-use crate::{clock, live_config};
+use crate::{clock, envoy_drain, live_config};
 
 /// Envoy's gauge that is 1 while its heap is full.
 pub(crate) const HEAP_FULL_GAUGE: &str = "overload.envoy.overload_actions.stop_accepting_connections.active";
@@ -88,7 +89,7 @@ impl Responder for ReadinessResponder {
         let worker = WorkerContext::current();
         worker.apply_published();
         to_response(evaluate(Facts {
-            is_ending: IS_ENDING.load(Ordering::Relaxed),
+            is_ending: IS_ENDING.load(Ordering::Relaxed) || envoy_drain::phase() != DrainPhase::Serving,
             is_set_not_ready: !live_config::is_ready(),
             is_configured: live_config::count() > 0,
             has_node: worker.hosts.has_open_node(),

@@ -11,12 +11,13 @@ use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
 use crate::ejection::EjectReason;
+use crate::envoy_drain::DrainCourse;
 use crate::node::{
     self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, LoginFailure, MIGRATION_RESULTS, PINNED,
     SessionState, SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{clock, deadlines, readiness, refresh, states_memory, switches, wakers};
+use crate::{clock, deadlines, envoy_drain, filter, readiness, refresh, states_memory, switches, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -57,6 +58,9 @@ pub(crate) struct Reporter {
     switched_off: Gauge,
     ejected_since: Gauge,
     states_bytes: Gauge,
+    clients: Gauge,
+    drain_phase: Gauge,
+    drain: DrainCourse,
     sentinels: Sentinels,
     /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
@@ -86,6 +90,9 @@ impl Reporter {
             switched_off: metrics.gauge("switched_off", &["part", "by"])?,
             ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
             states_bytes: metrics.gauge("states_bytes", &[])?,
+            clients: metrics.gauge("clients", &[])?,
+            drain_phase: metrics.gauge("drain_phase", &[])?,
+            drain: DrainCourse::default(),
             sentinels: Sentinels::default(),
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
@@ -203,6 +210,9 @@ impl Extension for Reporter {
         switches::read_runtime();
         self.sentinels.tick();
         let now = clock::now();
+        self.drain.tick(now);
+        metrics.put(self.drain_phase, &[], envoy_drain::phase() as u64);
+        metrics.put(self.clients, &[], filter::client_count());
         if self.reported_at.get().is_none_or(|at| now >= at + REPORT_INTERVAL) {
             self.reported_at.set(Some(now));
             self.report(metrics);

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::deadlines::Deadlines;
+use crate::envoy_drain::{self, WorkerDrain};
 use crate::hosts::WorkerHosts;
 use crate::migration_scheduler::{self, MigrationScheduler};
 use crate::node::{WorkerNode, WorkerNodes};
@@ -47,6 +48,7 @@ pub(crate) struct WorkerContext {
     pub(crate) ports: Rc<PortProbes>,
     pub(crate) applied_switches: AppliedSwitches,
     pub(crate) waiting_logins: WaitingLogins,
+    pub(crate) drain: WorkerDrain,
 }
 
 thread_local! {
@@ -77,6 +79,7 @@ impl WorkerContext {
             events,
             applied_switches: AppliedSwitches::default(),
             waiting_logins: WaitingLogins::default(),
+            drain: WorkerDrain::default(),
             waker,
             deadlines,
         })
@@ -91,6 +94,7 @@ impl WorkerContext {
         switches::apply(self);
         migration_scheduler::apply_node_changes(self);
         migration_scheduler::close_sessions(self, &turn);
+        envoy_drain::end_sessions(self, &turn);
         reachability::react(self, &turn);
         migration_scheduler::run_due(self);
         self.deadlines.run_due(&turn);

@@ -47,11 +47,13 @@ pub enum ProxyError {
     TooManyLoginsOfAddress,
     /// The limit of password decryptions is reached; clients without TLS send encrypted passwords.
     TooManyDecryptions,
+    /// This Envoy is about to stop, and accepts no more clients.
+    EnvoyDraining,
 }
 
 impl ProxyError {
     /// All errors, for tables and counters.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::NoNode,
         Self::TooManyConnections,
         Self::TlsRequired,
@@ -73,6 +75,7 @@ impl ProxyError {
         Self::TooManyLogins,
         Self::TooManyLoginsOfAddress,
         Self::TooManyDecryptions,
+        Self::EnvoyDraining,
     ];
 
     /// Error code, SQLSTATE and text. MySQL and TiDB use the same codes for such errors.
@@ -193,6 +196,7 @@ impl ProxyError {
                 "Tidevoy: too many clients send encrypted passwords without TLS; try again, or turn on TLS in the client \
                  (operator: sql.login_limits)",
             ),
+            Self::EnvoyDraining => (1053, "08S01", "Tidevoy: this load balancer is about to stop; connect again"),
         }
     }
 
@@ -221,6 +225,7 @@ impl ProxyError {
             Self::TooManyLogins => "too_many_logins",
             Self::TooManyLoginsOfAddress => "too_many_logins_of_address",
             Self::TooManyDecryptions => "too_many_decryptions",
+            Self::EnvoyDraining => "envoy_draining",
         }
     }
 

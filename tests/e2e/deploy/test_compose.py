@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -128,6 +128,57 @@ async def test_stack_drains_and_scales(stack: Stack) -> None:
         for session in sessions_by_node.values():
             session.close()
         await stack.compose("start", stopped.partition(":")[0])
+
+
+async def test_stopped_envoy_ends_sessions_when_they_are_idle(stack: Stack) -> None:
+    idle, in_transaction, *writers = [await asyncio.to_thread(stack.connect) for _ in range(6)]
+    run_statement(idle, "create or replace table test.stops (writer int primary key, count int)")
+    for writer in range(len(writers)):
+        run_statement(idle, f"insert into test.stops values ({writer}, 0)")
+    idle.commit()
+    run_statement(in_transaction, "begin")
+    for session in writers:
+        session.autocommit(True)
+    writing = [
+        asyncio.create_task(asyncio.to_thread(write_until_closed, session, writer))
+        for writer, session in enumerate(writers)
+    ]
+    stopping = asyncio.create_task(stack.compose("stop", "envoy"))
+    try:
+        answered = await asyncio.gather(*writing)
+        with pytest.raises(pymysql.OperationalError):
+            await asyncio.to_thread(idle.ping, reconnect=False)
+        # Their sessions have ended, but this one is in a transaction.
+        assert not stopping.done()
+        await asyncio.to_thread(run_statement, in_transaction, "insert into test.stops values (100, 0)")
+        await asyncio.to_thread(in_transaction.commit)
+        await stopping
+        state = (await stack.container("envoy"))["State"]
+        assert state["ExitCode"] == 0
+    finally:
+        await asyncio.gather(stopping, *writing, return_exceptions=True)
+        await stack.compose("start", "envoy")
+    await wait_until("a server greets a client", partial(sends_mysql_greeting, stack.sql_port))
+    with await asyncio.to_thread(stack.connect) as session:
+        counts = run_statement(session, "select writer, count from test.stops order by writer")
+    # Each statement that ran was answered.
+    assert counts == [*enumerate(answered), (100, 0)]
+
+
+def run_statement(session: pymysql.Connection[Any], statement: str) -> list[tuple[Any, ...]]:
+    with session.cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def write_until_closed(session: pymysql.Connection[Any], writer: int) -> int:
+    """Write until the session is closed. Return how many statements were answered."""
+    count = 0
+    with suppress(pymysql.OperationalError):
+        while True:
+            run_statement(session, f"update test.stops set count = count + 1 where writer = {writer}")
+            count += 1
+    return count
 
 
 async def _one_session_on_each(stack: Stack) -> dict[str, pymysql.Connection[Any]]:

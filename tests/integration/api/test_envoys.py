@@ -28,15 +28,15 @@ async def run_envoy(server: ApiServer, name: str, module: str = VERSION) -> Fake
 async def test_switches_of_an_envoy_are_set_and_reset(server: ApiServer) -> None:
     async with await run_envoy(server, "zone a/1") as envoy:
         await wait_until(lambda: bool(envoy.live_configs))
-        path = "/v1/envoys/zone%20a%2F1"
+        path, unset = "/v1/envoys/zone%20a%2F1", dict.fromkeys(("offload", "migration", "ready", "drain"))
         changed = (await server.http.patch(path, json={"offload": "off"})).raise_for_status().json()
         assert (changed["id"], changed["offload"], changed["migration"]) == ("zone a/1", "off", "on")
-        assert changed["overrides"] == {"offload": "off", "migration": None, "ready": None}
+        assert changed["overrides"] == unset | {"offload": "off"}
         await wait_until(lambda: envoy.switched_off == {"offload"})
         changed = (await server.http.patch(path, json={"migration": "off"})).raise_for_status().json()
-        assert changed["overrides"] == {"offload": "off", "migration": "off", "ready": None}
+        assert changed["overrides"] == unset | {"offload": "off", "migration": "off"}
         changed = (await server.http.patch(path, json={"offload": None})).raise_for_status().json()
-        assert changed["overrides"] == {"offload": None, "migration": "off", "ready": None}
+        assert changed["overrides"] == unset | {"migration": "off"}
         (listed,) = (await server.http.get("/v1/envoys")).json()["envoys"]
         assert (listed["offload"], listed["migration"]) == ("on", "off")
         page = (await server.http.get("/console/envoys", headers={"Accept": "text/html"})).text
@@ -87,7 +87,15 @@ async def test_console_sets_readiness(server: ApiServer) -> None:
         shown = (await server.http.get(f"{page}?problems=true", headers=browser)).text
         assert "an operator has set it to not ready for new clients" in shown
         assert f'href="{link}/ready"' in shown
+        assert f'href="{link}/drain"' in shown
+        form = await server.http.get(f"{link}/drain", headers=browser)
+        assert "each session ends when it is idle" in form.text
+        await server.http.post(f"{link}/drain", headers=browser)
+        await wait_until(lambda: envoy.live_configs[-1].get("drain") is True)
+        shown = (await server.http.get(f"{page}?problems=true", headers=browser)).text
+        assert "an operator drains it" in shown
         await server.http.post(f"{link}/ready", headers=browser)
+        await wait_until(lambda: "drain" not in envoy.live_configs[-1])
         await wait_until(lambda: envoy.switched_off == set())
         unknown = await server.http.get("/console/envoys/unknown/ready", headers=browser)
         assert unknown.status_code == 404

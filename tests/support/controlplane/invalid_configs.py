@@ -11,7 +11,8 @@ _QUOTING_HINT = (
 )
 _TOP_LEVEL_KEYS = (
     "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, module, migration,"
-    " rebalance, rollouts, overload, envoy_health, xds, api, replicas, log, state_dir, allow_unauthenticated"
+    " rebalance, rollouts, overload, envoy_health, end, xds, api, replicas, log, state_dir,"
+    " allow_unauthenticated"
 )
 
 

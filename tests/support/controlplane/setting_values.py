@@ -121,6 +121,8 @@ NON_DEFAULTS: dict[str, Any] = {
     "envoy_health.listen": "127.0.0.1:8089",
     "envoy_health.tls.cert": "/other/health.pem",
     "envoy_health.tls.key": "/other/health-key.pem",
+    "end.wait": 5.0,
+    "end.timeout": 60.0,
     "xds.listen": "127.0.0.1:18001",
     "xds.tls.cert": "/other/cert.pem",
     "xds.tls.key": "/other/key.pem",

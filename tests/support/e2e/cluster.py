@@ -20,7 +20,7 @@ from sandbox.server import sends_mysql_greeting
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
 from tests.support.controlplane.api_server import stored_events
-from tests.support.module.bootstrap import require_module
+from tests.support.module.bootstrap import require_module, require_supervisor
 from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 
 _Key = TypeVar("_Key")
@@ -108,10 +108,12 @@ async def run_cluster(
     module: bool = True,
     expects_listener: bool = True,
     workers: int = 2,
+    supervised: bool = False,
 ) -> AsyncIterator[LocalCluster]:
     """Run a cluster. Yield it when all nodes are in service. No client has connected to its Envoy yet.
 
     Each simulated server gets `arguments`. `expects_listener`: whether the Envoy must get a listener.
+    `supervised`: whether the supervisor runs the Envoy.
     """
     start = LocalCluster.start(
         directory,
@@ -120,6 +122,7 @@ async def run_cluster(
         settings=settings,
         concurrency=workers,
         module=require_module() if module else None,
+        envoy_supervisor=require_supervisor() if supervised else None,
     )
     async with start as stack:
         for _ in range(nodes):

@@ -123,6 +123,11 @@ def require_module() -> Path:
     return module
 
 
+def require_supervisor() -> Path:
+    """Return the supervisor of an Envoy. `make` builds it with the module."""
+    return require_module().with_name("tidevoy-envoy")
+
+
 def bootstrap(hosts: Sequence[Host], config: ModuleConfig) -> dict[str, Any]:
     """Build a whole bootstrap: one listener, one cluster, the admin port."""
 

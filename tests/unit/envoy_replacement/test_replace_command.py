@@ -73,6 +73,7 @@ class FakeMachine:
 
 
 CLOSE, STOP = ["a /drain_listeners"], ["a /quitquitquit", "/v1/envoys/a"]
+DRAIN = ["a /runtime_modify"]
 UNDO = ["b /drain_listeners", "b /quitquitquit"]
 
 
@@ -83,7 +84,7 @@ UNDO = ["b /drain_listeners", "b /quitquitquit"]
         ("", "ab closed", [3, 3, 0], 0, "a already accepts no new sessions", STOP),
         ("", "a closed", [3, 3, 0], 0, "no Envoy accepts new sessions: the new Envoy", STOP),
         ("--deadline 0", "ab", [5], 1, "still has sessions (5); they stay open", CLOSE),
-        ("--deadline 0 --on-deadline close", "ab", [5], 0, "(5), which are closed now", CLOSE + STOP),
+        ("--deadline 0 --on-deadline close", "ab", [5], 0, "(5), which end now", CLOSE + DRAIN + STOP),
         ("--dry-run", "ab", [0], 0, "would remove a from the control plane", []),
         ("--dry-run", "ab unready", [0], 1, "would be rejected now: b is not ready", []),
         ("--start-timeout 0", "ab unready", [0], 1, "b is not ready; a keeps serving", []),

@@ -132,7 +132,7 @@ def test_describes_the_remaining_steps() -> None:
             replace(OLD, has_stopped_accepting=True), NEW
         )
     )
-    assert [step.split()[0] for step in steps] == ["wait", "close", "stop", "remove"]
+    assert [step.split()[0] for step in steps] == ["wait", "end", "stop", "remove"]
 
 
 @given(st.booleans(), st.booleans(), st.floats(0, 1e6), st.floats(0, 1e6))

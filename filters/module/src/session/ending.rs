@@ -7,8 +7,9 @@ use mysql_proto::error::ProxyError;
 
 use super::lifecycle::Event;
 use super::traffic::Traffic;
-use super::{METADATA, Session};
+use super::{METADATA, Session, SessionPhase};
 use crate::deadlines::{Deadline, DeadlineOwner};
+use crate::envoy_drain::{self, DrainPhase};
 use crate::live_config;
 use crate::panics::{CloseAfterPanic, PANIC_REASON, run_guarded};
 
@@ -40,8 +41,13 @@ impl Session {
 
     /// Takes the error packet that the client gets before its connection closes.
     pub(crate) fn take_final_error(self: &Rc<Self>) -> Vec<u8> {
+        let ends_with_envoy = envoy_drain::is_ending() && self.phase() == SessionPhase::Established;
         self.handle(Event::ClientClosing);
-        self.final_error.take()
+        let error = self.final_error.take();
+        if error.is_empty() && ends_with_envoy && self.awaits_client() && self.client.has_unread() {
+            return mysql_proto::error::node_taken_away(); // a command has arrived in the last moment; it does not run
+        }
+        error
     }
 
     /// Lets Envoy's proxy see the connection, which [`Self::try_wait_for_node`] has withheld.
@@ -50,6 +56,40 @@ impl Session {
         if let Some(attached) = self.filter.get() {
             attached.filter.continue_connection();
         }
+    }
+
+    /// Ends the session if this Envoy drains, as soon as nothing is lost by that: a client that logs in gets an error, an
+    /// idle session just ends, and a transaction or a running command continues until the drain's timeout.
+    pub(crate) fn end_if_envoy_drains(self: &Rc<Self>) {
+        let drain = envoy_drain::phase();
+        match self.phase() {
+            _ if drain < DrainPhase::Ending => {}
+            SessionPhase::Waiting | SessionPhase::Connecting | SessionPhase::Login | SessionPhase::LoginFailover => {
+                self.close(ProxyError::EnvoyDraining);
+            }
+            SessionPhase::Established if drain == DrainPhase::Closing => self.end_with_error_if_awaited("envoy_drain"),
+            SessionPhase::Established if self.may_end_now() => self.close_now("envoy_drain"),
+            SessionPhase::Established | SessionPhase::Rejected | SessionPhase::NodeClosed | SessionPhase::Closed => {}
+        }
+    }
+
+    /// Whether the session is idle, has no transaction, and no command of the client has arrived.
+    pub(super) fn may_end_now(&self) -> bool {
+        self.phase() == SessionPhase::Established
+            && self.is_idle()
+            && self.migration.driver().is_none()
+            && !self.migration.is_probing()
+            && self.client.is_quiescent()
+            && !self.client.has_unread()
+    }
+
+    /// Ends the session. If the client has got all responses, it gets an error for the command that it sends next.
+    /// Otherwise it just loses the connection, since its command may have run. `why`: the reason in the access log.
+    pub(crate) fn end_with_error_if_awaited(&self, why: &str) {
+        if self.awaits_client() {
+            self.final_error.replace(mysql_proto::error::node_taken_away());
+        }
+        self.close_now(why);
     }
 
     /// Makes Envoy close the client's connection. `why`: the reason in the access log.

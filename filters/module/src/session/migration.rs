@@ -12,7 +12,7 @@ use super::{METADATA, Session, SessionPhase};
 use crate::deadlines::Deadline;
 use crate::migration_driver::{self, MigrationDriver, MigrationResult};
 use crate::node::{SessionState, WorkerNode};
-use crate::{clock, migration_scheduler, offload, reachability, states_memory, switches};
+use crate::{clock, envoy_drain, migration_scheduler, offload, reachability, states_memory, switches};
 
 /// Whether a migration has started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,15 +129,6 @@ impl Session {
         self.is_on_draining_node() && self.is_node(|node| node.must_close_sessions.get())
     }
 
-    /// Ends the session, since its node must be closed. The client gets an error, unless it has got only a part of a
-    /// response.
-    pub(crate) fn end_at_drain_deadline(&self) {
-        if self.awaits_client() {
-            self.final_error.replace(mysql_proto::error::node_taken_away());
-        }
-        self.close_now("drain_deadline");
-    }
-
     /// Starts a migration. `snapshot`: the session's states, for a failover.
     pub(crate) fn start_migration(self: &Rc<Self>, snapshot: Option<StateSnapshot>) -> StartResult {
         let result = self.try_start_migration(snapshot);
@@ -181,8 +172,13 @@ impl Session {
         StartResult::Started
     }
 
-    /// All received bytes have been forwarded. If the session is to migrate and is idle, advances the migration.
+    /// All received bytes have been forwarded. If the session is to migrate and is idle, advances the migration. If
+    /// this Envoy drains, an idle session ends.
     pub(crate) fn on_quiescent(self: &Rc<Self>) {
+        if envoy_drain::is_ending() && self.may_end_now() {
+            envoy_drain::enqueue(self);
+            return;
+        }
         if self.has_quit() {
             if let Some(driver) = self.migration.driver().filter(|driver| !driver.is_client_held()) {
                 driver.cancel();
