@@ -2,9 +2,10 @@
 
 * The `..._pb2.py` of our own `.proto` files, also for editable installs. They must match the installed
   protobuf release, so they are generated where they are used.
-* `controlplane/libtidevoy.so`, the module for Envoy, if cargo is available to build it. The wheel is then
-  limited to this processor architecture and a new enough C library; without the module it fits every machine.
-  TIDEVOY_MODULE=skip leaves the module out. An editable install never contains the module: `make` builds it.
+* `controlplane/libtidevoy.so`, the module for Envoy, and the program `tidevoy-envoy`, the supervisor of an
+  Envoy, if cargo is available to build them. The wheel is then limited to this processor architecture and a
+  new enough C library; without them it fits every machine. TIDEVOY_MODULE=skip leaves both out. An editable
+  install never contains them: `make` builds them.
 """
 
 # No `from __future__ import annotations`: hatchling runs this file without an entry in sys.modules, where a
@@ -38,6 +39,7 @@ S = TypeVar("S")
 
 SONAME = "libtidevoy.so"
 SHIPPED = f"controlplane/{SONAME}"
+SUPERVISOR = "tidevoy-envoy"
 HOOKS = "envoy_dynamic_module_on_"
 # The glibc version of Red Hat 9, the oldest supported system; Envoy's image (Ubuntu 22.04) has 2.35.
 NEWEST_GLIBC = (2, 34)
@@ -50,9 +52,10 @@ class ModuleRefused(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Module:
-    """The ELF properties that decide whether and where a shared object can be loaded (`man 5 elf`)."""
+class Binary:
+    """The ELF properties that decide whether and where a file can be loaded (`man 5 elf`)."""
 
+    name: str
     machine: str  # as `uname -m` prints it
     soname: str
     libraries: frozenset[str]
@@ -62,20 +65,24 @@ class Module:
 
     @property
     def tag(self) -> str:
-        """The platform tag of a wheel that contains the module (PEP 600)."""
+        """The platform tag of a wheel that contains the file (PEP 600)."""
         return f"manylinux_{self.glibc[0]}_{self.glibc[1]}_{self.machine}"
 
     def check(self) -> None:
-        """Raise ModuleRefused unless an Envoy can load it on a system with glibc NEWEST_GLIBC."""
+        """Raise ModuleRefused unless it can be loaded on a system with glibc NEWEST_GLIBC."""
         if self.glibc > NEWEST_GLIBC:
             raise ModuleRefused(
-                f"{SONAME} needs glibc {_dotted(self.glibc)}, but may need at most {_dotted(NEWEST_GLIBC)}:"
-                " build it on an older system, or build a wheel without it (TIDEVOY_MODULE=skip)"
+                f"{self.name} needs glibc {_dotted(self.glibc)}, but may need at most"
+                f" {_dotted(NEWEST_GLIBC)}: build it on an older system, or build a wheel without it (TIDEVOY_MODULE=skip)"
             )
         if unknown := self.libraries - LIBRARIES:
             raise ModuleRefused(
-                f"{SONAME} needs {', '.join(sorted(unknown))}, which may be missing: link that statically"
+                f"{self.name} needs {', '.join(sorted(unknown))}, which may be missing: link that statically"
             )
+
+    def check_as_module(self) -> None:
+        """Raise ModuleRefused unless an Envoy can load it on a system with glibc NEWEST_GLIBC."""
+        self.check()
         if self.soname != SONAME:
             raise ModuleRefused(
                 f"the SONAME is {self.soname!r} and not {SONAME}, by which Envoy finds a loaded module:"
@@ -98,8 +105,8 @@ def _section(elf: ELFFile, name: str, kind: type[S]) -> S:
     return section
 
 
-def read(path: Path) -> Module:
-    """Read a shared object's properties. Raises ELFError if it is not one, OSError if it cannot be read."""
+def read(path: Path) -> Binary:
+    """Read an ELF file's properties. Raises ELFError if it is none, OSError if it cannot be read."""
     with path.open("rb") as file:
         elf = ELFFile(file)
         tags: list[Any] = list(_section(elf, ".dynamic", DynamicSection).iter_tags())
@@ -119,7 +126,8 @@ def read(path: Path) -> Module:
             for _, library_versions in _section(elf, ".gnu.version_r", GNUVerNeedSection).iter_versions()
             for version in library_versions
         ]
-        return Module(
+        return Binary(
+            name=path.name,
             machine={"x64": "x86_64", "AArch64": "aarch64"}[elf.get_machine_arch()],
             soname=next((tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"), ""),
             libraries=frozenset(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
@@ -130,7 +138,9 @@ def read(path: Path) -> Module:
 
 
 def build(root: Path) -> Path | None:
-    """Build the module with cargo as `make` does. Returns None if it is skipped or there is no cargo.
+    """Build module and supervisor with cargo as `make` does. Return their directory.
+
+    Returns None if they are skipped or there is no cargo.
 
     Raises ModuleRefused if cargo fails (it has printed why).
     """
@@ -138,7 +148,8 @@ def build(root: Path) -> Path | None:
         return None
     target = root / "filters/target"
     command = [
-        *("cargo", "build", "--quiet", "--release", "--locked", "--package", "tidevoy-module"),
+        *("cargo", "build", "--quiet", "--release", "--locked"),
+        *("--package", "tidevoy-module", "--package", SUPERVISOR),
         *("--manifest-path", str(root / "filters/Cargo.toml"), "--target-dir", str(target)),
     ]
     if subprocess.run(command, check=False).returncode != 0:
@@ -146,7 +157,7 @@ def build(root: Path) -> Path | None:
             f"cargo could not build {SONAME}; see its message above."
             " TIDEVOY_MODULE=skip builds a wheel without it"
         )
-    return target / "release" / SONAME
+    return target / "release"
 
 
 def generate(root: Path) -> None:
@@ -176,11 +187,14 @@ class BuildHook(BuildHookInterface[Any]):
         generate(root)
         build_data["artifacts"].extend(GENERATED)
         if self.target_name == "wheel" and version == "standard" and (built := build(root)) is not None:
-            module = read(built)
-            module.check()
-            build_data["force_include"][str(built)] = SHIPPED
+            module, supervisor = read(built / SONAME), read(built / SUPERVISOR)
+            module.check_as_module()
+            supervisor.check()
+            build_data["force_include"][str(built / SONAME)] = SHIPPED
+            build_data["shared_scripts"][str(built / SUPERVISOR)] = SUPERVISOR
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{module.tag}"
+            newest = max(module, supervisor, key=lambda binary: binary.glibc)
+            build_data["tag"] = f"py3-none-{newest.tag}"
 
 
 if __name__ == "__main__":

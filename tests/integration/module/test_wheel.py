@@ -64,14 +64,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def module(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> hatch_build.Module:
+def module(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> hatch_build.Binary:
     """Extract the module from the wheel and return its properties."""
     with zipfile.ZipFile(wheel) as archive:
         return hatch_build.read(Path(archive.extract(MODULE, tmp_path_factory.mktemp("module"))))
 
 
-def test_wheel_tag_matches_the_module(wheel: Path, module: hatch_build.Module) -> None:
-    major, minor = module.glibc
+def test_wheel_tag_matches_the_binaries(wheel: Path, module: hatch_build.Binary, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/scripts/tidevoy-envoy"))
+        supervisor = hatch_build.read(Path(archive.extract(name, tmp_path)))
+    major, minor = max(module.glibc, supervisor.glibc)
     assert (major, minor) <= (2, 34)
     platform = f"manylinux_{major}_{minor}_{os.uname().machine}"
     assert tags(wheel) == ("false", f"py3-none-{platform}")
@@ -79,20 +82,20 @@ def test_wheel_tag_matches_the_module(wheel: Path, module: hatch_build.Module) -
 
 
 def test_module_has_a_soname_and_links_only_standard_libraries(
-    module: hatch_build.Module,
+    module: hatch_build.Binary,
 ) -> None:
     assert module.soname == "libtidevoy.so"
     assert {"libc.so.6"} <= module.libraries <= hatch_build.LIBRARIES
 
 
-def test_envoy_has_every_callback_that_the_module_calls(module: hatch_build.Module) -> None:
+def test_envoy_has_every_callback_that_the_module_calls(module: hatch_build.Binary) -> None:
     """When Envoy loads a module that calls an unknown callback, Envoy rejects the module."""
     assert module.imported
     assert {name for name in module.imported if not name.startswith(CALLBACK)} == set()
     assert module.imported - hatch_build.read(envoy_binary()).exported == set()
 
 
-def test_module_exports_only_hooks(module: hatch_build.Module) -> None:
+def test_module_exports_only_hooks(module: hatch_build.Binary) -> None:
     assert "envoy_dynamic_module_on_program_init" in module.exported
     unexpected = {name for name in module.exported if not name.startswith("envoy_dynamic_module_on_")}
     assert unexpected == set()
@@ -121,7 +124,8 @@ def test_installed_wheel_provides_the_module_and_an_envoy(wheel: Path, tmp_path:
     (tmp_path / "bootstrap.yaml").write_text(bootstrap)
     envoy = run(python, "-c", "from sandbox.envoy import envoy_binary; print(envoy_binary())").strip()
     assert Path(envoy).is_relative_to(tmp_path / "venv")
-    run(envoy, "--mode", "validate", "--config-path", "bootstrap.yaml")
+    supervisor = python.with_name("tidevoy-envoy")
+    run(supervisor, envoy, "--mode", "validate", "--config-path", "bootstrap.yaml")
 
 
 @pytest.mark.parametrize(
@@ -169,11 +173,11 @@ def test_failed_module_build_produces_no_wheel(tmp_path: Path) -> None:
     ],
 )
 def test_incompatible_module_is_rejected(
-    module: hatch_build.Module, change: dict[str, object], error: str
+    module: hatch_build.Binary, change: dict[str, object], error: str
 ) -> None:
-    module.check()
+    module.check_as_module()
     with pytest.raises(hatch_build.ModuleRefused, match=error):
-        dataclasses.replace(module, **change).check()  # type: ignore[arg-type]
+        dataclasses.replace(module, **change).check_as_module()  # type: ignore[arg-type]
 
 
 def test_module_and_control_plane_have_one_version() -> None:
