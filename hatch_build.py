@@ -73,7 +73,8 @@ class Binary:
         if self.glibc > NEWEST_GLIBC:
             raise ModuleRefused(
                 f"{self.name} needs glibc {_dotted(self.glibc)}, but may need at most"
-                f" {_dotted(NEWEST_GLIBC)}: build it on an older system, or build a wheel without it (TIDEVOY_MODULE=skip)"
+                f" {_dotted(NEWEST_GLIBC)}: build it on an older system, or build a wheel without it"
+                " (TIDEVOY_MODULE=skip)"
             )
         if unknown := self.libraries - LIBRARIES:
             raise ModuleRefused(
