@@ -5,14 +5,24 @@ from __future__ import annotations
 import gc
 import os
 import resource
-from typing import Annotated
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.errors import UsageError
 from cli.options import ConfigFile
-from cli.output import print_result
+from cli.output import print_note, print_result
 from controlplane import address as addresses
+from controlplane.errors import TidevoyError
+
+if TYPE_CHECKING:
+    from controlplane.config.settings import Settings
+    from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls
 
 app = typer.Typer()
 
@@ -20,26 +30,117 @@ _WILDCARD_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - rejected, not bound
 
 
 @app.command()
-def serve(config: ConfigFile = None) -> None:
+def serve(
+    config: ConfigFile = None,
+    with_envoy: Annotated[
+        bool,
+        typer.Option("--with-envoy", help="Also run an Envoy on this machine; the rest is for this Envoy."),
+    ] = False,
+    envoy: Annotated[str, typer.Option(metavar="PROGRAM", help="Envoy.")] = "envoy",
+    envoy_id: Annotated[
+        str | None, typer.Option(help="Id of the Envoy.", show_default="the host name")
+    ] = None,
+    envoy_admin: Annotated[str, typer.Option(help="Loopback address of its admin port.")] = "127.0.0.1:9901",
+    envoy_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIRECTORY",
+            help="Where `tidevoy certificates init` has written ca.pem, envoy-ID.pem and envoy-ID.key; needed"
+            " if xds.tls is set.",
+        ),
+    ] = None,
+) -> None:
     """Run the control plane. SIGINT or SIGTERM stops it, SIGHUP reloads the configuration."""
     import asyncio
 
-    import structlog
-
-    from api.server import serve as run
-    from controlplane.config.loader import read_settings, startup_warnings
-    from controlplane.config.settings import Settings
-    from controlplane.metrics import logs
+    from controlplane.config.loader import read_settings
 
     def load_settings() -> Settings:
         return read_settings(config, os.environ)
 
     settings = load_settings()
+    if with_envoy:
+        options = EnvoyOptions(envoy, envoy_id or socket.gethostname(), envoy_admin, envoy_certificates)
+        raise typer.Exit(asyncio.run(_serve_with_envoy(config, options, load_settings)))
+    _serve(settings, load_settings)
+
+
+def _serve(settings: Settings, load_settings: Callable[[], Settings]) -> None:
+    import asyncio
+
+    import structlog
+
+    from api.server import serve as run
+    from controlplane.config.loader import startup_warnings
+    from controlplane.metrics import logs
+
     logs.configure(settings.log)
     _raise_descriptor_limit()
     for warning in startup_warnings(settings):
         structlog.get_logger("tidevoy.serve").warning(warning)
     asyncio.run(run(settings, load_settings, _freeze_garbage_collection, handle_signals=True))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyOptions:
+    """The Envoy of `tidevoy serve --with-envoy`."""
+
+    program: str
+    id: str
+    admin: str
+    certificates: Path | None
+
+    def tls(self) -> ControlPlaneTls | None:
+        """Return how the Envoy connects to the control plane; None: without TLS."""
+        from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls
+
+        if self.certificates is None:
+            return None
+        ca, cert, key = (
+            str(self.certificates.absolute() / name)
+            for name in ("ca.pem", f"envoy-{self.id}.pem", f"envoy-{self.id}.key")
+        )
+        return ControlPlaneTls(ca, None, cert, key)
+
+
+async def _serve_with_envoy(
+    config: Path | None, options: EnvoyOptions, load_settings: Callable[[], Settings]
+) -> int:
+    """Run the control plane and an Envoy as two child processes. Return the exit code. Raises CliError."""
+    from cli.with_envoy import EnvoyFiles, find_programs, run_with_envoy
+    from controlplane.xds.bootstrap.bootstrap import render_bootstrap
+
+    settings = load_settings()
+    if settings.xds.tls is not None and options.certificates is None:
+        raise UsageError("xds.tls is set, so the Envoy must connect with TLS; set --envoy-certificates")
+    bootstrap_file = settings.state_dir.absolute() / "envoy-bootstrap.yaml"
+    files = EnvoyFiles(*find_programs(options.program), bootstrap_file)
+
+    def write_bootstrap() -> None:
+        try:
+            _check_admin_address(options.admin)
+            text = render_bootstrap(
+                load_settings(),
+                control_planes=[settings.xds.listen],
+                node_id=options.id,
+                admin=options.admin,
+                tls=options.tls(),
+                module=_find_local_module(),
+            )
+        except (TidevoyError, ValueError) as error:
+            if not bootstrap_file.exists():
+                raise UsageError(str(error)) from None
+            print_note(f"the Envoy starts with its last bootstrap, {bootstrap_file}: {error}")
+        else:
+            new = bootstrap_file.with_suffix(".new")
+            new.write_text(text)
+            new.replace(bootstrap_file)
+
+    # With this interpreter, even if no script `tidevoy` is installed.
+    command = [sys.executable, "-P", "-c", "from cli.main import main; main()", "serve"]
+    if config is not None:
+        command += ["--config", str(config)]
+    return await run_with_envoy(command, settings.xds.listen, files, write_bootstrap)
 
 
 def _freeze_garbage_collection() -> None:
@@ -114,7 +215,6 @@ def bootstrap(
 ) -> None:
     """Print a bootstrap configuration for an Envoy. Paths are paths on the Envoy's machine."""
     from controlplane.config.loader import read_settings
-    from controlplane.config.types import literal_host
     from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 
     if (cert is None) != (key is None) or (cert is not None and ca is None):
@@ -145,15 +245,21 @@ def bootstrap(
             zone=zone,
             health=health,
         )
-        # Envoy does not resolve the name of its admin address.
-        if literal_host(admin) is None or not addresses.is_loopback(admin):
-            raise ValueError(
-                f"{admin} is not a valid admin address: anyone who reaches Envoy's admin port controls"
-                " Envoy; use a loopback address, such as 127.0.0.1:9901"
-            )
+        _check_admin_address(admin)
     except ValueError as error:
         raise UsageError(str(error)) from None
     print_result(text.rstrip())
+
+
+def _check_admin_address(admin: str) -> None:
+    """Raise ValueError unless this is a loopback address. Envoy does not resolve names here."""
+    from controlplane.config.types import literal_host
+
+    if literal_host(admin) is None or not addresses.is_loopback(admin):
+        raise ValueError(
+            f"{admin} is not a valid admin address: anyone who reaches Envoy's admin port controls Envoy; use"
+            " a loopback address, such as 127.0.0.1:9901"
+        )
 
 
 def _find_local_module() -> str:

@@ -132,9 +132,10 @@ async def test_stack_drains_and_scales(stack: Stack) -> None:
 
 async def test_stopped_envoy_ends_sessions_when_they_are_idle(stack: Stack) -> None:
     idle, in_transaction, *writers = [await asyncio.to_thread(stack.connect) for _ in range(6)]
-    run_statement(idle, "create or replace table test.stops (writer int primary key, count int)")
+    run_statement(idle, "create database if not exists stops")
+    run_statement(idle, "create table stops.writes (writer int primary key, count int)")
     for writer in range(len(writers)):
-        run_statement(idle, f"insert into test.stops values ({writer}, 0)")
+        run_statement(idle, f"insert into stops.writes values ({writer}, 0)")
     idle.commit()
     run_statement(in_transaction, "begin")
     for session in writers:
@@ -150,7 +151,7 @@ async def test_stopped_envoy_ends_sessions_when_they_are_idle(stack: Stack) -> N
             await asyncio.to_thread(idle.ping, reconnect=False)
         # Their sessions have ended, but this one is in a transaction.
         assert not stopping.done()
-        await asyncio.to_thread(run_statement, in_transaction, "insert into test.stops values (100, 0)")
+        await asyncio.to_thread(run_statement, in_transaction, "insert into stops.writes values (100, 0)")
         await asyncio.to_thread(in_transaction.commit)
         await stopping
         state = (await stack.container("envoy"))["State"]
@@ -160,7 +161,8 @@ async def test_stopped_envoy_ends_sessions_when_they_are_idle(stack: Stack) -> N
         await stack.compose("start", "envoy")
     await wait_until("a server greets a client", partial(sends_mysql_greeting, stack.sql_port))
     with await asyncio.to_thread(stack.connect) as session:
-        counts = run_statement(session, "select writer, count from test.stops order by writer")
+        counts = run_statement(session, "select writer, count from stops.writes order by writer")
+        run_statement(session, "drop database stops")
     # Each statement that ran was answered.
     assert counts == [*enumerate(answered), (100, 0)]
 
@@ -176,7 +178,7 @@ def write_until_closed(session: pymysql.Connection[Any], writer: int) -> int:
     count = 0
     with suppress(pymysql.OperationalError):
         while True:
-            run_statement(session, f"update test.stops set count = count + 1 where writer = {writer}")
+            run_statement(session, f"update stops.writes set count = count + 1 where writer = {writer}")
             count += 1
     return count
 

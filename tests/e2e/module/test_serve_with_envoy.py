@@ -1,0 +1,137 @@
+"""`tidevoy serve --with-envoy`: a control plane and an Envoy as one service."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from sandbox.child_process import ChildProcess
+from sandbox.control_plane import tidevoy_command
+from sandbox.envoy import envoy_binary
+from sandbox.local_cluster import LocalCluster
+from sandbox.mariadb import MariaDb
+from sandbox.ports import Ports
+from sandbox.server import sends_mysql_greeting
+from tests.support.e2e.cluster import CountingClient, counting_client, run_cluster
+from tests.support.module.bootstrap import require_supervisor
+from tests.support.tidb_sim_clients import error_code
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass(frozen=True)
+class SingleHost:
+    """The service. Its children: the control plane, and the supervisor of the Envoy."""
+
+    process: ChildProcess
+    sql_port: int
+
+    def child(self, text: str) -> psutil.Process | None:
+        """Return the child with this text in its command; None if it does not run."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next((child for child in children if text in " ".join(child.cmdline()[:6])), None)
+
+    async def kill_and_wait(self, text: str) -> None:
+        """Kill a child, and wait until it is replaced."""
+        old = self.child(text)
+        assert old is not None
+        old.kill()
+
+        def is_replaced() -> bool:
+            new = self.child(text)
+            return new is not None and new.pid != old.pid
+
+        await wait_until(is_replaced)
+
+    async def wait_for_greeting(self) -> None:
+        await wait_until(lambda: sends_mysql_greeting(self.sql_port), 30.0)
+
+
+@asynccontextmanager
+async def run_single_host(stack: LocalCluster, directory: Path, ports: Ports) -> AsyncIterator[SingleHost]:
+    """Run the service for the nodes of `stack`, beside the control plane and the Envoy of `stack`."""
+    sql, xds, api, admin = (ports.allocate() for _ in range(4))
+    config = dict(stack.control_plane.settings) | {
+        "sql": {"listen": f"127.0.0.1:{sql}"},
+        "xds": {"listen": f"127.0.0.1:{xds}"},
+        "api": {"listen": f"127.0.0.1:{api}"},
+        "state_dir": str(directory / "state"),
+    }
+    directory.mkdir()  # noqa: ASYNC240
+    (directory / "tidevoy.yaml").write_text(yaml.safe_dump(config))
+    command = [
+        *tidevoy_command(),
+        *("serve", "--config", str(directory / "tidevoy.yaml"), "--with-envoy"),
+        *("--envoy", str(envoy_binary()), "--envoy-id", "single", "--envoy-admin", f"127.0.0.1:{admin}"),
+    ]
+    process = ChildProcess("single-host", command, directory=directory)
+    try:
+        host = SingleHost(process, sql)
+        await host.wait_for_greeting()
+        yield host
+    finally:
+        await process.terminate(20.0)
+
+
+async def log_in(stack: AsyncExitStack, port: int) -> CountingClient:
+    client = await stack.enter_async_context(counting_client(port))
+    assert error_code(await client.log_in()) == 0
+    return client
+
+
+async def test_control_plane_and_envoy_are_restarted_independently(
+    tmp_path: Path, mariadb: MariaDb, ports: Ports
+) -> None:
+    require_supervisor()
+    async with (
+        run_cluster(tmp_path, mariadb) as stack,
+        run_single_host(stack, tmp_path / "single", ports) as host,
+        AsyncExitStack() as clients,
+    ):
+        session = await log_in(clients, host.sql_port)
+        await host.kill_and_wait("cli.main")
+        assert error_code(await session.query("do 1")) == 0  # the Envoy has not noticed
+        await host.kill_and_wait("tidevoy-envoy")
+        await host.wait_for_greeting()
+        await log_in(clients, host.sql_port)
+        output = host.process.output()
+        assert "the control plane was ended by SIGKILL; it is restarted now" in output
+        assert "the Envoy was ended by SIGKILL; it is restarted now" in output
+
+
+async def test_envoy_drains_before_the_control_plane_stops(
+    tmp_path: Path, mariadb: MariaDb, ports: Ports
+) -> None:
+    require_supervisor()
+    async with (
+        run_cluster(tmp_path, mariadb) as stack,
+        run_single_host(stack, tmp_path / "single", ports) as host,
+        AsyncExitStack() as clients,
+    ):
+        idle, in_transaction = [await log_in(clients, host.sql_port) for _ in range(2)]
+        assert error_code(await in_transaction.query("begin")) == 0
+        host.process.send_signal(signal.SIGTERM)
+        assert await idle.read_to_end() == b""
+        assert host.child("cli.main") is not None
+        assert error_code(await in_transaction.query("commit")) == 0
+        assert await in_transaction.read_to_end() == b""
+        async with asyncio.timeout(20):
+            assert await host.process.wait() == 0
+
+
+async def test_wrong_settings_end_the_service(tmp_path: Path) -> None:
+    (tmp_path / "tidevoy.yaml").write_text("sql: {listen: nowhere}\n")
+    command = [*tidevoy_command(), "serve", "--config", str(tmp_path / "tidevoy.yaml"), "--with-envoy"]
+    process = ChildProcess("single-host", command, directory=tmp_path)
+    async with asyncio.timeout(30):
+        assert await process.wait() == 2
+    assert "sql.listen" in process.output()
