@@ -319,6 +319,12 @@ impl WorkerHosts {
         self.with_hosts(|all| all.values().flatten().any(|host| host.weight > 0))
     }
 
+    /// The addresses of all nodes that may get new sessions.
+    pub(crate) fn open_addresses(&self) -> Vec<SocketAddr> {
+        let address = |host: &Host| host.endpoint.parse().ok().filter(|_| host.weight > 0);
+        self.with_hosts(|all| all.values().flatten().filter_map(address).collect())
+    }
+
     /// The first nodes, for the log: name, state, weight, and why a node is ejected.
     pub(crate) fn describe(&self) -> String {
         let describe = |host: &Host| {

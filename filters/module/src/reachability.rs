@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -78,6 +78,27 @@ pub(crate) fn notify_workers() {
 fn endpoints() -> MutexGuard<'static, Endpoints> {
     // Nothing panics while the lock is held.
     ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether all nodes in service refuse connections or no longer answer.
+static IS_OUTAGE: AtomicBool = AtomicBool::new(false);
+
+/// Whether all nodes in service refuse connections or no longer answer, as far as the sentinels know.
+pub(crate) fn is_outage() -> bool {
+    IS_OUTAGE.load(Ordering::Relaxed)
+}
+
+/// Sets the value of [`is_outage`]. Called by the main thread.
+pub(crate) fn set_outage(is_outage: bool) {
+    if IS_OUTAGE.swap(is_outage, Ordering::Relaxed) == is_outage {
+        return;
+    }
+    if is_outage {
+        envoy_abi::log!(Warn, "all nodes in service refuse connections or do not answer: new clients wait");
+    } else {
+        envoy_abi::log!(Info, "a node in service accepts connections again");
+        wakers::wake_all();
+    }
 }
 
 /// The endpoint of the node at `address`, an `ip:port`. The endpoint is watched from now on. None: `address` is

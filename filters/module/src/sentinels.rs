@@ -77,6 +77,7 @@ impl Sentinels {
         let mut before = self.watches.take();
         let endpoints = reachability::list_watched(|key| before.contains_key(key));
         if !ENABLED.load(Ordering::Relaxed) {
+            reachability::set_outage(false);
             return;
         }
         let mut watches = HashMap::new();
@@ -86,6 +87,11 @@ impl Sentinels {
             watch.observe(&worker.hosts, now);
             watches.insert(key, watch);
         }
+        let ports: HashMap<SocketAddr, PortState> =
+            watches.values().map(|watch| (watch.endpoint.address, watch.port_state())).collect();
+        let state = |address| ports.get(&address).copied().unwrap_or(PortState::Unknown);
+        let of_open_nodes: Vec<PortState> = worker.hosts.open_addresses().into_iter().map(state).collect();
+        reachability::set_outage(is_outage(reachability::is_outage(), &of_open_nodes));
         self.watches.replace(watches);
     }
 
@@ -93,6 +99,22 @@ impl Sentinels {
     pub(crate) fn stop(&self) {
         self.watches.take();
     }
+}
+
+/// Whether a node accepts connections, as far as its sentinel knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PortState {
+    Unknown,
+    Open,
+    /// The node's machine refuses connections, or does not answer.
+    Closed,
+}
+
+/// Whether no node in service accepts connections. `ports`: those of all nodes in service. As long as nothing new is
+/// known, the answer stays as it was `before`: for example while the control plane changes which nodes are in service.
+fn is_outage(before: bool, ports: &[PortState]) -> bool {
+    let all_closed = !ports.is_empty() && ports.iter().all(|port| *port == PortState::Closed);
+    !ports.contains(&PortState::Open) && (before || all_closed)
 }
 
 /// The state of a connection after a read.
@@ -118,12 +140,30 @@ struct Watch {
     /// Whether the workers were notified again shortly before the decision, to check their sessions for signs of life
     /// of a suspected node.
     has_notified_again: bool,
+    /// What the last connection attempt has found.
+    port: PortState,
 }
 
 impl Watch {
     fn new(endpoint: Arc<MonitoredEndpoint>, now: Duration) -> Self {
         let sentinel = Sentinel::new(SentinelTimeouts::default(), now);
-        Self { endpoint, sentinel, connection: None, attempts: Vec::new(), has_notified_again: false }
+        Self {
+            endpoint,
+            sentinel,
+            connection: None,
+            attempts: Vec::new(),
+            has_notified_again: false,
+            port: PortState::Unknown,
+        }
+    }
+
+    fn port_state(&self) -> PortState {
+        if self.endpoint.has_state(Reachability::Unreachable) { PortState::Closed } else { self.port }
+    }
+
+    fn record_refusal(&mut self, now: Duration) {
+        self.port = PortState::Closed;
+        self.sentinel.record_close(Duration::ZERO, now);
     }
 
     fn observe(&mut self, hosts: &WorkerHosts, now: Duration) {
@@ -202,14 +242,13 @@ impl Watch {
                 Ok(None) if is_replaced => self.attempts.push(attempt),
                 Ok(None) if attempt.socket.peer_addr().is_ok() => {
                     is_replaced = true;
+                    self.port = PortState::Open;
                     self.sentinel.record_heard(now);
                     let _ = (&attempt.socket).write(&header());
                     self.connection = Some(attempt);
                 }
                 Ok(None) if now < attempt.began + ATTEMPT_TIMEOUT => self.attempts.push(attempt),
-                Ok(Some(error)) | Err(error) if is_answer(error.kind()) => {
-                    self.sentinel.record_close(Duration::ZERO, now);
-                }
+                Ok(Some(error)) | Err(error) if is_answer(error.kind()) => self.record_refusal(now),
                 _ => {}
             }
         }
@@ -221,7 +260,7 @@ impl Watch {
                 self.sentinel.record_attempt(now);
                 self.attempts.push(SentinelConnection { socket, began: now });
             }
-            Err(error) if is_answer(error.kind()) => self.sentinel.record_close(Duration::ZERO, now),
+            Err(error) if is_answer(error.kind()) => self.record_refusal(now),
             // This machine has no route to the node.
             Err(error) if matches!(error.kind(), ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable) => {
                 self.sentinel.record_attempt(now);
@@ -260,5 +299,19 @@ fn discard_received(mut socket: &Socket) -> ConnectionState {
                 _ => return ConnectionState::TimedOut,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PortState::{Closed, Open, Unknown};
+    use super::*;
+
+    #[test]
+    fn outage_lasts_until_a_node_accepts_connections() {
+        let after = |before, ports: &[PortState]| is_outage(before, ports);
+        assert!(after(false, &[Closed, Closed]) && !after(false, &[Closed, Unknown]) && !after(false, &[]));
+        assert!(after(true, &[Closed, Unknown]) && after(true, &[Unknown]) && after(true, &[]));
+        assert!(!after(true, &[Closed, Open]) && !after(false, &[Open]));
     }
 }

@@ -1,12 +1,13 @@
 //! Logins that wait for a node.
 //!
-//! While no node of any group is in service, a new connection is withheld from Envoy's proxy, which would close it at
-//! once. Each worker lets its waiting connections continue in the order of their arrival as soon as a node is in
-//! service.
+//! While no node of any group is in service, or all of them refuse connections, a new connection is withheld from Envoy's
+//! proxy, which would close it at once. Each worker lets its waiting connections continue in the order of their arrival
+//! as soon as a node accepts sessions.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::reachability;
 use crate::session::Session;
 use crate::worker::{SessionQueue, Turn, WorkerContext};
 
@@ -50,9 +51,14 @@ impl WaitingLogins {
     }
 }
 
-/// Lets waiting connections continue until the turn is over, if a node is in service. The next turn continues.
+/// Whether a node may accept sessions.
+pub(crate) fn has_node(worker: &WorkerContext) -> bool {
+    worker.hosts.has_open_node() && !reachability::is_outage()
+}
+
+/// Lets waiting connections continue until the turn is over, if a node may accept sessions. The next turn continues.
 pub(crate) fn resume(worker: &WorkerContext, turn: &Turn) {
-    if worker.waiting_logins.is_empty() || !worker.hosts.has_open_node() {
+    if worker.waiting_logins.is_empty() || !has_node(worker) {
         return;
     }
     worker.run_queue(&worker.waiting_logins.0, turn, |_| true, Session::stop_waiting);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tests.support.module.envoy import (
     with_timeout,
 )
 from tests.support.tidb_sim_clients import RawClient, error_code
-from tests.support.waiting import assert_nothing_received
+from tests.support.waiting import assert_nothing_received, wait_until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -86,3 +88,20 @@ async def test_client_does_not_wait_behind_clients_that_have_left(tmp_path: Path
         async with proxy.wait_applied():
             publish_nodes(config.endpoints, [Host(node.endpoint)], live_settings=config.live_settings)
         await asyncio.wait_for(log_in(await proxy.connect()), WAIT_SECONDS / 2)
+
+
+async def test_clients_wait_while_all_nodes_refuse_connections(tmp_path: Path) -> None:
+    """The nodes stay in service: the control plane has not noticed, or has no healthy node left."""
+    config = replace(waiting_config(tmp_path), node={"sentinels": True})
+    async with AsyncExitStack() as envoy:
+        async with run_fake_server(serve_ok) as node:
+            proxy = await envoy.enter_async_context(run_envoy(tmp_path, [node.endpoint], config))
+            await wait_until(lambda: node.connections > 0)  # the sentinel
+            await log_in(await proxy.connect())
+        await wait_until(lambda: "all nodes in service refuse connections" in proxy.log)
+        clients = [await proxy.connect() for _ in range(5)]
+        await asyncio.gather(*(assert_nothing_received(client.reader, 0.3) for client in clients))
+        port = int(node.endpoint.rpartition(":")[2])
+        async with run_fake_server(serve_ok, port=port):
+            await asyncio.gather(*map(log_in, clients))
+        assert "a node in service accepts connections again" in proxy.log

@@ -21,7 +21,7 @@ from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
 from tests.support.controlplane.api_server import stored_events
 from tests.support.module.bootstrap import require_module, require_supervisor
-from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient, error_code
 
 _Key = TypeVar("_Key")
 _WAIT_TIMEOUT_SECONDS = 30.0
@@ -47,11 +47,13 @@ class CountingClient(RawClient):
         plugin: str = NATIVE_PASSWORD,
         tls: ssl.SSLContext | None = None,
     ) -> bytes:
-        """Log in, over TLS if `tls` is set. Return the payload of the first response.
+        """Log in, over TLS if `tls` is set. Return the payload of the first response, or of an error greeting.
 
         `password` is the authentication response: it is sent without hashing.
         """
-        await self.read_packet()
+        _, greeting = await self.read_packet()
+        if error_code(greeting):
+            return greeting
         capabilities, sequence = CAPABILITIES, 1
         if tls is not None:
             capabilities |= Capability.SSL

@@ -24,7 +24,7 @@ use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::reachability::MonitoredEndpoint;
 use crate::unread::has_peer_closed;
-use crate::waiting_logins::WaitingSlot;
+use crate::waiting_logins::{self, WaitingSlot};
 
 /// A server that closes the connection sooner than this has not waited for the client in vain: MariaDB's
 /// `connect_timeout` is at least 2 s (mariadb.com/docs, "Server System Variables").
@@ -145,13 +145,13 @@ impl Session {
         Ok(())
     }
 
-    /// If no node is in service, waits for one, within the limits. True: the connection must be withheld from Envoy's
+    /// If no node accepts sessions, waits for one, within the limits. True: the connection must be withheld from Envoy's
     /// proxy until [`Effect::ContinueConnection`].
     pub(crate) fn try_wait_for_node(self: &Rc<Self>) -> bool {
         let limits = live_config::limits();
         let waiting = &self.worker.waiting_logins;
         self.worker.apply_published();
-        let has_node = self.worker.hosts.has_open_node();
+        let has_node = waiting_logins::has_node(&self.worker);
         if has_node && waiting.is_empty() || limits.wait_for_node.is_zero() {
             return false;
         }
