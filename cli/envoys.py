@@ -264,7 +264,7 @@ def describe_state(envoy: dict[str, Any]) -> str:
         return "waiting for the first plan"
     # A control plane of an earlier version does not know these two.
     if envoy["overrides"].get("drain") == "on":
-        readiness = "; drained by an operator"
+        readiness = "; drain requested by an operator"
     elif envoy["overrides"].get("ready") == "off":
         readiness = "; not ready (set by an operator)"
     else:

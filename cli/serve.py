@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_WILDCARD_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - rejected, not bound
+# Wildcard addresses, and how a process of this machine reaches a port that is bound to one.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound
 
 
 @app.command()
@@ -113,34 +114,40 @@ async def _serve_with_envoy(
     settings = load_settings()
     if settings.xds.tls is not None and options.certificates is None:
         raise UsageError("xds.tls is set, so the Envoy must connect with TLS; set --envoy-certificates")
+    host, port = addresses.split(settings.xds.listen)
+    xds_address = addresses.join(_LOOPBACK.get(host, host), port)
     bootstrap_file = settings.state_dir.absolute() / "envoy-bootstrap.yaml"
     files = EnvoyFiles(*find_programs(options.program), bootstrap_file)
 
+    has_started = False
+
     def write_bootstrap() -> None:
+        nonlocal has_started
         try:
             _check_admin_address(options.admin)
             text = render_bootstrap(
                 load_settings(),
-                control_planes=[settings.xds.listen],
+                control_planes=[xds_address],
                 node_id=options.id,
                 admin=options.admin,
                 tls=options.tls(),
                 module=_find_local_module(),
             )
-        except (TidevoyError, ValueError) as error:
-            if not bootstrap_file.exists():
-                raise UsageError(str(error)) from None
-            print_note(f"the Envoy starts with its last bootstrap, {bootstrap_file}: {error}")
-        else:
             new = bootstrap_file.with_suffix(".new")
+            new.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             new.write_text(text)
             new.replace(bootstrap_file)
+        except (TidevoyError, ValueError, OSError) as error:
+            if not has_started:
+                raise UsageError(str(error)) from None
+            print_note(f"the Envoy starts with its last bootstrap, {bootstrap_file}: {error}")
+        has_started = True
 
     # With this interpreter, even if no script `tidevoy` is installed.
     command = [sys.executable, "-P", "-c", "from cli.main import main; main()", "serve"]
     if config is not None:
         command += ["--config", str(config)]
-    return await run_with_envoy(command, settings.xds.listen, files, write_bootstrap)
+    return await run_with_envoy(command, xds_address, files, write_bootstrap)
 
 
 def _freeze_garbage_collection() -> None:
@@ -230,7 +237,7 @@ def bootstrap(
     control_planes = control_plane or [settings.xds.listen]
     try:
         for address in control_planes:
-            if addresses.split(address)[0] in _WILDCARD_ADDRESSES:
+            if addresses.split(address)[0] in _LOOPBACK:
                 raise ValueError(f"no Envoy can connect to {address}; name an address with --control-plane")
         tls = ControlPlaneTls(ca, server_name, cert, key) if ca is not None else None
         text = render_bootstrap(

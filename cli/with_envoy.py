@@ -78,9 +78,15 @@ async def run_with_envoy(
 ) -> int:
     """Run both until SIGTERM or SIGINT. Return the exit code of the service.
 
-    `control_plane` is its command. `write_bootstrap` is called before each start of the Envoy. Raises
-    CliError if the control plane does not start.
+    `control_plane` is its command. `write_bootstrap` is called before each start of the Envoy; it may raise
+    CliError only the first time. Raises CliError if the control plane does not start.
     """
+    if await _accepts(xds_address):
+        raise CliError(
+            f"another process listens at {xds_address} (xds.listen); stop it if it is a control plane with a"
+            " service of its own"
+        )
+    write_bootstrap()
     service = _Service(list(control_plane), xds_address, files, write_bootstrap)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -89,11 +95,33 @@ async def run_with_envoy(
     return await service.run()
 
 
+async def _accepts(address: str) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*addresses.split(address))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def _report_restart(problem: str, failures: int) -> float:
+    """Report that a part is restarted, and return in how many seconds."""
+    delay = restart_delay(failures)
+    print_note(f"{problem}; it is restarted {f'in {delay:g} s' if delay else 'now'}")
+    return delay
+
+
+def _exit_code(code: int) -> int:
+    """Return the exit code as a shell reports it, for the code of a child: -N if signal N has ended it."""
+    return code if code >= 0 else 128 - code
+
+
 class _Part:
     """One of the two processes, while it runs."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
-        self.name, self._started_at = name, time.monotonic()
+    def __init__(self, command: Sequence[str]) -> None:
+        self._started_at = time.monotonic()
+        self.is_ready = False  # it handles SIGHUP
         # Both write to standard error, as without this process.
         self.process = GuardedProcess(command, "process", output=sys.stderr.fileno(), env=os.environ)
 
@@ -127,50 +155,53 @@ class _Service:
         self._stopping.set()
 
     def on_reload_signal(self) -> None:
-        """Let the control plane reload its configuration."""
-        if self._control_plane is not None:
+        """Let the control plane reload its configuration. While it starts, it reads the file anyway."""
+        if self._control_plane is not None and self._control_plane.is_ready:
             self._control_plane.process.signal_group(signal.SIGHUP)
 
     async def run(self) -> int:
-        self._control_plane = _Part("the control plane", self._control_plane_command)
+        self._control_plane = _Part(self._control_plane_command)
         if (code := await self._wait_for_xds_port(self._control_plane)) is not None:
             return code
-        async with asyncio.TaskGroup() as group:
-            control_plane = group.create_task(self._keep_control_plane())
-            await self._keep_envoy()
+        keeping = asyncio.create_task(self._keep_control_plane())
+        try:
+            code = await self._keep_envoy()
             print_note("the Envoy has ended; stopping the control plane")
-            control_plane.cancel()
-        return 0
+        finally:
+            keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
+        return _exit_code(code)
 
     async def _wait_for_xds_port(self, control_plane: _Part) -> int | None:
         """Wait until Envoys can connect. Return the exit code if the control plane or the service ends."""
-        host, port = addresses.split(self._xds_address)
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-        while not self._stopping.is_set():
+        while not await _accepts(self._xds_address):
             if control_plane.process.has_ended:
-                return control_plane.process.reap()
-            try:
-                _, writer = await asyncio.open_connection(host, port)
-            except OSError:
-                if time.monotonic() > deadline:
-                    await self._stop_control_plane(control_plane)
-                    raise CliError(
-                        f"the control plane did not open {self._xds_address} (xds.listen) within"
-                        f" {_START_TIMEOUT_SECONDS:g} s"
-                    ) from None
-                await asyncio.sleep(_POLL_SECONDS)
-            else:
-                writer.close()
-                return None
-        await self._stop_control_plane(control_plane)
-        return 0
+                return _exit_code(control_plane.process.reap())
+            if self._stopping.is_set():
+                await self._stop_control_plane(control_plane)
+                return 0
+            if time.monotonic() > deadline:
+                await self._stop_control_plane(control_plane)
+                raise CliError(
+                    f"the control plane did not open {self._xds_address} (xds.listen) within"
+                    f" {_START_TIMEOUT_SECONDS:g} s"
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+        control_plane.is_ready = True
+        return None
 
-    async def _keep_envoy(self) -> None:
-        """Run the Envoy, and restart it if it ends, until the service is stopped."""
-        failures = 0
+    async def _keep_envoy(self) -> int:
+        """Run the Envoy, and restart it if it ends, until the service is stopped. Return its exit code."""
+        code = failures = 0
         while not self._stopping.is_set():
-            self._write_bootstrap()
-            self._envoy = envoy = _Part("the Envoy", self._files.command)
+            try:
+                self._envoy = envoy = _Part(self._files.command)
+            except OSError as error:  # for example no memory
+                failures += 1
+                await self._pause_envoy(f"the Envoy cannot be started: {error}", failures)
+                continue
             ended = asyncio.create_task(envoy.wait())
             stopping = asyncio.create_task(self._stopping.wait())
             await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -180,7 +211,16 @@ class _Service:
             code = await ended
             if not self._stopping.is_set():
                 failures = 1 if envoy.is_stable else failures + 1
-                await self._pause(envoy, code, restart_delay(failures))
+                await self._pause_envoy(f"the Envoy {describe_exit(code)}", failures)
+                self._write_bootstrap()
+        return code
+
+    async def _pause_envoy(self, problem: str, failures: int) -> None:
+        """Wait until the Envoy may be started again, or the service is stopped."""
+        delay = _report_restart(problem, failures)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._stopping.wait()
 
     async def _keep_control_plane(self) -> None:
         """Restart the control plane if it ends. When cancelled, stop it."""
@@ -190,17 +230,25 @@ class _Service:
             while True:
                 code = await self._control_plane.wait()
                 failures = 1 if self._control_plane.is_stable else failures + 1
-                await self._pause(self._control_plane, code, restart_delay(failures))
-                self._control_plane = _Part("the control plane", self._control_plane_command)
+                # Also while the service is being stopped: the Envoy drains, perhaps for long.
+                await asyncio.sleep(_report_restart(f"the control plane {describe_exit(code)}", failures))
+                await self._restart_control_plane()
         finally:
             await self._stop_control_plane(self._control_plane)
 
-    async def _pause(self, part: _Part, code: int, delay: float) -> None:
-        when = f"in {delay:g} s" if delay else "now"
-        print_note(f"{part.name} {describe_exit(code)}; it is restarted {when}")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(delay):
-                await self._stopping.wait()
+    async def _restart_control_plane(self) -> None:
+        while True:
+            try:
+                self._control_plane = _Part(self._control_plane_command)
+                break
+            except OSError as error:  # for example no memory
+                print_note(f"the control plane cannot be started: {error}")
+                await asyncio.sleep(_MAX_RESTART_DELAY_SECONDS)
+        while not self._control_plane.process.has_ended:
+            if await _accepts(self._xds_address):
+                self._control_plane.is_ready = True
+                break
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _stop_control_plane(self, control_plane: _Part) -> None:
         control_plane.process.signal_group(signal.SIGTERM)

@@ -84,7 +84,7 @@ def _has_problem(view: EnvoyView) -> bool:
         status.connected_since is None
         or bool(status.problem or status.stale_resources)
         or not view.overrides.is_ready
-        or view.overrides.is_drained
+        or view.overrides.is_drain_requested
         or status.streams > 1
         or status.acked_version != status.published_version
     )

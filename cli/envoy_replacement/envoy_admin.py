@@ -76,9 +76,12 @@ class EnvoyAdmin:
         """Make the Envoy stop accepting connections; existing connections stay. Raises CliError."""
         self._post("/drain_listeners", "did not stop accepting sessions")
 
-    def drain_sessions(self) -> None:
-        """Make the module refuse new clients and end sessions when they are idle. Raises CliError."""
-        self._post("/runtime_modify?tidevoy.drain=true", "did not begin to end its sessions")
+    def drain_sessions(self, *, is_on: bool = True) -> None:
+        """Make the module refuse new clients and end sessions when they are idle, or no longer.
+
+        Raises CliError.
+        """
+        self._post(f"/runtime_modify?tidevoy.drain={str(is_on).lower()}", "did not change its drain")
 
     def quit(self) -> None:
         """Stop the Envoy at once, with all its connections. Raises CliError."""

@@ -269,7 +269,7 @@ class EnvoyReplacement:
                 is_new_down = self._report_new_down(is_new_down)
                 if time.monotonic() >= deadline:
                     self._handle_deadline(state)
-                    return self._drain_sessions()
+                    return self._drain_sessions(old)
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             raise CliError(
@@ -311,23 +311,40 @@ class EnvoyReplacement:
             raise CliError(f"{problem}; they are not closed, because {new} does not serve")
         self._emit("end", f"{problem}, which end now", sessions=state.sessions)
 
-    def _drain_sessions(self) -> bool:
+    def _drain_sessions(self, old: EnvoyState) -> bool:
         """Let the old Envoy's module end its sessions. Without a module, return soon.
 
         Return False if the Envoy has stopped. Raises CliError.
         """
-        self.old_admin.drain_sessions()
+        try:
+            self.old_admin.drain_sessions()
+        except CliError:
+            return True  # its bootstrap has no layer for changes of the runtime
         begin = closing_since = time.monotonic()
-        while (state := self._poll(self.old_admin, _UNRESPONSIVE_TIMEOUT_SECONDS)) is not None:
-            self._emit_sessions_left(state, 0)
-            now = time.monotonic()
-            if state.drain_phase < 3:
-                closing_since = now
-            has_not_begun = state.drain_phase == 0 and now > begin + _DRAIN_START_SECONDS
-            if state.sessions == 0 or has_not_begun or now > closing_since + _CLOSE_TIMEOUT_SECONDS:
-                break
-            time.sleep(_POLL_SECONDS)
-        return state is not None
+        has_begun = False
+        try:
+            while (state := self._poll(self.old_admin, _UNRESPONSIVE_TIMEOUT_SECONDS)) is not None:
+                self._emit_sessions_left(state, 0)
+                now = time.monotonic()
+                has_begun |= state.drain_phase > 0
+                if state.drain_phase < 3:
+                    closing_since = now
+                is_too_late = not has_begun and now > begin + _DRAIN_START_SECONDS
+                if state.sessions == 0 or is_too_late or now > closing_since + _CLOSE_TIMEOUT_SECONDS:
+                    return True
+                if not self._is_new_serving():
+                    self.old_admin.drain_sessions(is_on=False)
+                    raise CliError(
+                        f"the new Envoy at {self.new_admin.address} does not serve any more, so the"
+                        f" {state.sessions} sessions that are left at {old.id} stay open"
+                    )
+                time.sleep(_POLL_SECONDS)
+        except KeyboardInterrupt:
+            raise CliError(
+                f"stopped waiting; the sessions of {old.id} end as they become idle: run the command again to"
+                " stop it"
+            ) from None
+        return False
 
     def _is_new_serving(self) -> bool:
         """Return whether the new Envoy certainly accepts sessions."""

@@ -169,8 +169,8 @@ def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
             message = f"an operator sets {envoy} to {state} for new clients"
             yield EventDraft("intent.envoy_ready", envoy, message, {"ready": now.is_ready})
         if past.drain != now.drain:
-            message = f"an operator {'drains' if now.is_drained else 'ends the drain of'} {envoy}"
-            yield EventDraft("intent.envoy_drain", envoy, message, {"drain": now.is_drained})
+            message = f"an operator {'drains' if now.is_drain_requested else 'ends the drain of'} {envoy}"
+            yield EventDraft("intent.envoy_drain", envoy, message, {"drain": now.is_drain_requested})
         if replace(past, ready=now.ready, drain=now.drain) != now:
             yield _switches_event(envoy, past, now)
     # A removal also ends when a node that operators added has left the plan, or when they add it again.

@@ -38,8 +38,8 @@ class SwitchOverrides:
         return self.ready is not False
 
     @property
-    def is_drained(self) -> bool:
-        """Whether the Envoy drains, or has no sessions left."""
+    def is_drain_requested(self) -> bool:
+        """Whether the Envoy has to drain, or has drained."""
         return self.drain is True
 
     def apply_to(self, settings: ModuleSwitches) -> ModuleSwitches:

@@ -58,7 +58,7 @@ def render_live_config(
     switches = asdict(overrides.apply_to(settings.module.switches))
     switches["ready"] = overrides.is_ready
     limits |= {part: False for part, is_on in switches.items() if not is_on}
-    if overrides.is_drained:
+    if overrides.is_drain_requested:
         limits["drain"] = True
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'

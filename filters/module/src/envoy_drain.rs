@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use crate::live_config::{self, DrainTimes};
 use crate::session::Session;
-use crate::wakers;
 use crate::worker::{SessionQueue, Turn, WorkerContext};
+use crate::{readiness, wakers};
 
 /// The key of Envoy's runtime.
 const RUNTIME_KEY: &str = "tidevoy.drain";
@@ -89,7 +89,11 @@ impl DrainCourse {
         let is_requested = envoy_abi::runtime::boolean(RUNTIME_KEY, false) || live_config::is_drain_requested();
         let began_at = is_requested.then(|| self.began_at.get().unwrap_or(now));
         self.began_at.set(began_at);
-        let next = phase_at(began_at, now, live_config::drain_times());
+        let mut times = live_config::drain_times();
+        if readiness::has_closed_ports() {
+            times.wait = Duration::ZERO; // no new client can come
+        }
+        let next = phase_at(began_at, now, times);
         let has_changed = PHASE.swap(next as u8, Ordering::Relaxed) != next as u8;
         if has_changed {
             envoy_abi::log!(Info, "{}", next.description());

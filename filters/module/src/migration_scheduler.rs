@@ -115,7 +115,7 @@ pub(crate) fn on_nodes_changed(worker: &WorkerContext) {
 pub(crate) fn close_sessions(worker: &WorkerContext, turn: &Turn) {
     let queue = &worker.migrations.close_queue;
     worker.run_queue(queue, turn, Session::is_on_force_closed_node, |session| {
-        session.end_with_error_if_awaited("drain_deadline");
+        session.end_with_error("drain_deadline", mysql_proto::error::node_taken_away());
     });
 }
 

@@ -16,7 +16,7 @@ pub(crate) const HEAP_FULL_GAUGE: &str = "overload.envoy.overload_actions.stop_a
 const PROBED_FOR: Duration = Duration::from_secs(600);
 
 /// Envoy is closing its ports for clients (`POST /drain_listeners`). It never opens them again.
-static IS_ENDING: AtomicBool = AtomicBool::new(false);
+static HAS_CLOSED_PORTS: AtomicBool = AtomicBool::new(false);
 static IS_HEAP_FULL: AtomicBool = AtomicBool::new(false);
 /// When the last probe came, in seconds of `clock`, from 1. 0: there was none.
 static PROBED_AT: AtomicU64 = AtomicU64::new(0);
@@ -67,7 +67,12 @@ fn evaluate(facts: Facts) -> Option<NotReady> {
 
 /// Envoy has begun to close its ports.
 pub(crate) fn on_drain_started() {
-    IS_ENDING.store(true, Ordering::Relaxed);
+    HAS_CLOSED_PORTS.store(true, Ordering::Relaxed);
+}
+
+/// Whether Envoy has begun to close its ports.
+pub(crate) fn has_closed_ports() -> bool {
+    HAS_CLOSED_PORTS.load(Ordering::Relaxed)
 }
 
 /// Whether a load balancer probes this Envoy, so that [`set_heap_full`] is worth its cost.
@@ -89,7 +94,7 @@ impl Responder for ReadinessResponder {
         let worker = WorkerContext::current();
         worker.apply_published();
         to_response(evaluate(Facts {
-            is_ending: IS_ENDING.load(Ordering::Relaxed) || envoy_drain::phase() != DrainPhase::Serving,
+            is_ending: has_closed_ports() || envoy_drain::phase() != DrainPhase::Serving,
             is_set_not_ready: !live_config::is_ready(),
             is_configured: live_config::count() > 0,
             has_node: worker.hosts.has_open_node(),

@@ -74,6 +74,8 @@ pub(crate) struct Session {
     keepalive_time_before: Cell<Option<Duration>>,
     /// The error packet that the client gets before its connection closes. Empty: none.
     final_error: RefCell<Vec<u8>>,
+    /// The drain of this Envoy has ended the session.
+    is_ended_by_drain: Cell<bool>,
 }
 
 /// The session's network filter.
@@ -108,6 +110,7 @@ impl Session {
             deadline: RefCell::default(),
             keepalive_time_before: Cell::new(None),
             final_error: RefCell::default(),
+            is_ended_by_drain: Cell::new(false),
         })
     }
 

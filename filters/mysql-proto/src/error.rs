@@ -248,6 +248,13 @@ pub fn node_taken_away() -> Vec<u8> {
     packet(SHUTDOWN, Some("08S01"), TEXT, 1)
 }
 
+/// The ERR packet for a session whose Envoy stops. It answers the client's next command.
+#[must_use]
+pub fn envoy_stopped() -> Vec<u8> {
+    let (code, state, text) = ProxyError::EnvoyDraining.code_state_text();
+    packet(code, Some(state), text, 1)
+}
+
 /// The ERR packet for a session whose node is gone. It answers the client's outstanding or next command.
 #[must_use]
 pub fn node_gone() -> Vec<u8> {

@@ -3,12 +3,17 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How long Envoy's admin port may fail, in a row.
-const ADMIN_PATIENCE: Duration = Duration::from_secs(5);
+/// How long Envoy's admin port may fail, in a row, before the module was asked to drain Envoy.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long it may fail afterwards. The module continues meanwhile: Envoy's main thread may only be busy.
+const WATCH_PATIENCE: Duration = Duration::from_secs(60);
 /// How long the module may take to begin the drain. It looks ten times a second.
 const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the module may take to close the last sessions.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long Envoy still runs when no client is left. Its kernel may still send them their last bytes, and drops these
+/// when the network of a container is removed.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// The gauges of the module. None: Envoy has no such gauge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,10 +61,12 @@ impl fmt::Display for StopReason {
     }
 }
 
+/// What the supervisor does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    Wait,
+    RequestDrain,
     CloseListeners,
+    ReadGauges,
     Stop(StopReason),
 }
 
@@ -67,54 +74,69 @@ pub(crate) enum Action {
 #[derive(Debug, Default)]
 pub(crate) struct Drain {
     requested_at: Option<Duration>,
+    /// The module has begun to drain Envoy.
+    has_begun: bool,
+    gauges: Gauges,
     has_closed_listeners: bool,
     failing_since: Option<Duration>,
     closing_since: Option<Duration>,
+    empty_since: Option<Duration>,
 }
 
 impl Drain {
-    /// Whether the module was asked to drain Envoy.
-    pub(crate) fn is_requested(&self) -> bool {
-        self.requested_at.is_some()
+    /// What to do next.
+    pub(crate) fn next(&self, now: Duration) -> Action {
+        let is_over = |since: Option<Duration>, patience| since.is_some_and(|since| now >= since + patience);
+        let Some(requested_at) = self.requested_at else { return Action::RequestDrain };
+        match self.gauges.drain_phase {
+            // The request was withdrawn, but the signal to stop was not.
+            Some(0) if self.has_begun => Action::RequestDrain,
+            None | Some(0) if now >= requested_at + BEGIN_PATIENCE => Action::Stop(StopReason::NotDrainable),
+            None | Some(0 | 1) => Action::ReadGauges,
+            Some(_) if !self.has_closed_listeners => Action::CloseListeners,
+            Some(_) if is_over(self.empty_since, LINGER) => Action::Stop(StopReason::Drained),
+            Some(_) if is_over(self.closing_since, CLOSE_PATIENCE) => {
+                Action::Stop(StopReason::ClientsLeft(self.gauges.clients.unwrap_or_default()))
+            }
+            Some(_) => Action::ReadGauges,
+        }
     }
 
     /// The module was asked to drain Envoy.
     pub(crate) fn on_requested(&mut self, now: Duration) {
-        self.requested_at = Some(now);
-    }
-
-    /// The admin port has done what it was asked.
-    pub(crate) fn on_success(&mut self) {
         self.failing_since = None;
-    }
-
-    /// The admin port has failed.
-    pub(crate) fn on_failure(&mut self, now: Duration, error: String) -> Action {
-        let since = *self.failing_since.get_or_insert(now);
-        if now >= since + ADMIN_PATIENCE { Action::Stop(StopReason::AdminFails(error)) } else { Action::Wait }
+        self.requested_at = Some(now);
+        self.gauges = Gauges::default();
     }
 
     /// Envoy has closed the ports for clients.
     pub(crate) fn on_listeners_closed(&mut self) {
+        self.failing_since = None;
         self.has_closed_listeners = true;
     }
 
-    /// The admin port has returned the gauges.
-    pub(crate) fn on_gauges(&mut self, now: Duration, gauges: Gauges) -> Action {
-        let has_begun_late = self.requested_at.is_some_and(|at| now >= at + BEGIN_PATIENCE);
-        let clients = gauges.clients.unwrap_or(0);
-        match gauges.drain_phase {
-            None | Some(0) if has_begun_late => Action::Stop(StopReason::NotDrainable),
-            None | Some(0 | 1) => Action::Wait,
-            Some(_) if !self.has_closed_listeners => Action::CloseListeners,
-            Some(_) if clients == 0 => Action::Stop(StopReason::Drained),
-            Some(2) => Action::Wait,
-            Some(_) => {
-                let since = *self.closing_since.get_or_insert(now);
-                let is_over = now >= since + CLOSE_PATIENCE;
-                if is_over { Action::Stop(StopReason::ClientsLeft(clients)) } else { Action::Wait }
-            }
+    pub(crate) fn on_gauges(&mut self, now: Duration, gauges: Gauges) {
+        // Otherwise a port that fails to close the listeners, but returns gauges, would never count as failing.
+        if self.has_closed_listeners || gauges.drain_phase.is_none_or(|phase| phase < 2) {
+            self.failing_since = None;
         }
+        self.gauges = gauges;
+        self.has_begun |= gauges.drain_phase.is_some_and(|phase| phase > 0);
+        let since = |before: Option<Duration>, applies: bool| applies.then(|| before.unwrap_or(now));
+        self.closing_since = since(self.closing_since, gauges.drain_phase == Some(3));
+        self.empty_since = since(self.empty_since, gauges.clients == Some(0));
+    }
+
+    /// The admin port has failed. Some: it has failed for too long.
+    pub(crate) fn on_failure(&mut self, now: Duration, error: &dyn fmt::Display) -> Option<StopReason> {
+        let since = *self.failing_since.get_or_insert(now);
+        let patience = if self.requested_at.is_some() { WATCH_PATIENCE } else { REQUEST_PATIENCE };
+        (now >= since + patience).then(|| StopReason::AdminFails(error.to_string()))
+    }
+
+    /// How many clients Envoy had when it was last asked.
+    pub(crate) fn clients(&self) -> u64 {
+        self.gauges.clients.unwrap_or_default()
     }
 }
 
@@ -128,6 +150,19 @@ mod tests {
         Gauges { drain_phase: Some(drain_phase), clients: Some(clients) }
     }
 
+    /// A drain that was requested at the first second.
+    fn requested() -> Drain {
+        let mut drain = Drain::default();
+        assert_eq!(drain.next(SECOND), Action::RequestDrain);
+        drain.on_requested(SECOND);
+        drain
+    }
+
+    fn next(drain: &mut Drain, now: u32, gauges: Gauges) -> Action {
+        drain.on_gauges(now * SECOND, gauges);
+        drain.next(now * SECOND)
+    }
+
     #[test]
     fn gauges_are_read_from_envoys_text() {
         assert_eq!(Gauges::parse("tidevoy.clients: 17\ntidevoy.drain_phase: 2\n"), gauges(2, 17));
@@ -137,42 +172,67 @@ mod tests {
 
     #[test]
     fn envoy_is_stopped_when_the_last_client_has_left() {
-        let mut drain = Drain::default();
-        assert_eq!(drain.on_gauges(Duration::ZERO, gauges(0, 3)), Action::Wait);
-        assert_eq!(drain.on_gauges(SECOND, gauges(1, 0)), Action::Wait, "new clients are still served");
-        assert_eq!(drain.on_gauges(30 * SECOND, gauges(2, 3)), Action::CloseListeners);
-        assert_eq!(drain.on_gauges(30 * SECOND, gauges(2, 0)), Action::CloseListeners, "the first attempt has failed");
+        let mut drain = requested();
+        assert_eq!(next(&mut drain, 1, gauges(0, 3)), Action::ReadGauges);
+        assert_eq!(next(&mut drain, 2, gauges(1, 0)), Action::ReadGauges, "new clients are still served");
+        assert_eq!(next(&mut drain, 30, gauges(2, 3)), Action::CloseListeners);
+        assert_eq!(next(&mut drain, 30, gauges(2, 0)), Action::CloseListeners, "the first attempt has failed");
         drain.on_listeners_closed();
-        assert_eq!(drain.on_gauges(31 * SECOND, gauges(2, 3)), Action::Wait);
-        assert_eq!(drain.on_gauges(32 * SECOND, gauges(2, 0)), Action::Stop(StopReason::Drained));
+        assert_eq!(next(&mut drain, 31, gauges(2, 3)), Action::ReadGauges);
+        let unknown = Gauges { drain_phase: Some(2), clients: None };
+        assert_eq!(next(&mut drain, 32, unknown), Action::ReadGauges);
+        assert_eq!(next(&mut drain, 33, gauges(2, 0)), Action::ReadGauges, "their last bytes are on the way");
+        assert_eq!(next(&mut drain, 34, gauges(2, 0)), Action::Stop(StopReason::Drained));
     }
 
     #[test]
     fn last_clients_have_a_limited_time_to_close() {
-        let mut drain = Drain::default();
+        let mut drain = requested();
         drain.on_listeners_closed();
-        assert_eq!(drain.on_gauges(60 * SECOND, gauges(3, 2)), Action::Wait);
-        assert_eq!(drain.on_gauges(64 * SECOND, gauges(3, 1)), Action::Wait);
-        assert_eq!(drain.on_gauges(65 * SECOND, gauges(3, 1)), Action::Stop(StopReason::ClientsLeft(1)));
+        assert_eq!(next(&mut drain, 60, gauges(3, 2)), Action::ReadGauges);
+        assert_eq!(next(&mut drain, 64, gauges(3, 1)), Action::ReadGauges);
+        assert_eq!(next(&mut drain, 65, gauges(3, 1)), Action::Stop(StopReason::ClientsLeft(1)));
     }
 
     #[test]
     fn envoy_that_cannot_drain_is_stopped_soon() {
         for without in [Gauges::default(), gauges(0, 0)] {
-            let mut drain = Drain::default();
-            drain.on_requested(SECOND);
-            assert_eq!(drain.on_gauges(2 * SECOND, without), Action::Wait);
-            assert_eq!(drain.on_gauges(3 * SECOND, without), Action::Stop(StopReason::NotDrainable));
+            let mut drain = requested();
+            assert_eq!(next(&mut drain, 2, without), Action::ReadGauges);
+            assert_eq!(next(&mut drain, 3, without), Action::Stop(StopReason::NotDrainable));
         }
     }
 
     #[test]
+    fn drain_that_was_withdrawn_is_requested_again() {
+        let mut drain = requested();
+        assert_eq!(next(&mut drain, 2, gauges(1, 5)), Action::ReadGauges);
+        assert_eq!(next(&mut drain, 9, gauges(0, 5)), Action::RequestDrain);
+        drain.on_requested(9 * SECOND);
+        assert_eq!(next(&mut drain, 10, gauges(1, 5)), Action::ReadGauges);
+    }
+
+    #[test]
     fn admin_port_may_fail_for_a_while() {
+        let fails = |drain: &mut Drain, now: u32| drain.on_failure(now * SECOND, &"refused");
+        let failed = Some(StopReason::AdminFails("refused".to_owned()));
         let mut drain = Drain::default();
-        let fail = |drain: &mut Drain, now| drain.on_failure(now * SECOND, "refused".to_owned());
-        assert_eq!([1, 5].map(|now| fail(&mut drain, now)), [Action::Wait, Action::Wait]);
-        drain.on_success();
-        assert_eq!(fail(&mut drain, 7), Action::Wait, "the patience begins again");
-        assert_eq!(fail(&mut drain, 12), Action::Stop(StopReason::AdminFails("refused".to_owned())));
+        assert_eq!([0, 4, 5].map(|now| fails(&mut drain, now)), [None, None, failed.clone()]);
+        let mut drain = requested();
+        assert_eq!([2, 61, 62].map(|now| fails(&mut drain, now)), [None, None, failed.clone()]);
+        let mut drain = requested();
+        assert_eq!(fails(&mut drain, 2), None);
+        assert_eq!(next(&mut drain, 61, gauges(1, 0)), Action::ReadGauges);
+        assert_eq!([62, 121, 122].map(|now| fails(&mut drain, now)), [None, None, failed]);
+    }
+
+    #[test]
+    fn port_that_never_closes_the_listeners_counts_as_failing() {
+        let mut drain = requested();
+        for now in 2..62 {
+            assert_eq!(next(&mut drain, now, gauges(2, 0)), Action::CloseListeners);
+            assert_eq!(drain.on_failure(now * SECOND, &"refused"), None);
+        }
+        assert!(drain.on_failure(62 * SECOND, &"refused").is_some());
     }
 }

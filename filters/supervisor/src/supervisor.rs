@@ -1,24 +1,27 @@
 //! Runs Envoy as a child: forwards signals, reaps processes, and drains Envoy when it is to stop.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use rustix::process::{self, Pid, Resource, Signal, WaitOptions, WaitStatus};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
+use tempfile::TempDir;
 
 use crate::admin::{AdminError, AdminPort};
 use crate::drain::{Action, Drain, StopReason};
 
 const ADMIN_OPTION: &str = "--admin-address-path";
-/// Time between two looks at a drain.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two looks at an Envoy that starts or stops.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between two looks at a running Envoy: nothing is to be done.
+const IDLE_INTERVAL: Duration = Duration::from_secs(3600);
 /// How long Envoy may take to exit after SIGTERM.
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -28,8 +31,13 @@ pub(crate) enum SupervisorError {
     CannotRun(OsString, io::Error),
     #[error("cannot handle signals: {0}")]
     NoSignals(io::Error),
-    #[error("cannot create a directory for the address of Envoy's admin port: {0} (TMPDIR names another place)")]
+    #[error(
+        "cannot create a directory for the address of Envoy's admin port: {0} (TMPDIR names another place, or give \
+         Envoy --admin-address-path)"
+    )]
     NoDirectory(io::Error),
+    #[error("cannot remove {}, which has the address of another Envoy's admin port: {}", .0.display(), .1)]
+    StaleAddress(PathBuf, io::Error),
     #[error("cannot wait for Envoy: {0}")]
     NoWait(rustix::io::Errno),
 }
@@ -48,15 +56,9 @@ enum Stage {
 pub(crate) fn run(command: &[OsString]) -> Result<u8, SupervisorError> {
     raise_file_limit();
     let signals = receive_signals().map_err(SupervisorError::NoSignals)?;
-    let directory = tempfile::Builder::new().prefix("tidevoy-envoy-").tempdir();
-    let directory = directory.map_err(SupervisorError::NoDirectory)?;
-    let given = admin_address_path(command);
-    let admin = AdminPort { address_file: given.clone().unwrap_or_else(|| directory.path().join("admin")) };
     let mut child = Command::new(&command[0]);
     child.args(&command[1..]);
-    if given.is_none() {
-        child.arg(ADMIN_OPTION).arg(&admin.address_file);
-    }
+    let (admin, _directory) = prepare_admin_port(command, &mut child)?;
     // In its own process group, because Ctrl-C in a terminal signals the whole group, and Envoy would not drain.
     child.process_group(0);
     stop_with_parent(&mut child);
@@ -73,21 +75,32 @@ struct Supervisor {
 
 impl Supervisor {
     fn supervise(mut self, signals: &Receiver<i32>) -> Result<u8, SupervisorError> {
+        let mut next_look = Instant::now();
         loop {
-            let received = match self.stage {
-                Stage::Running => signals.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Stage::Draining { .. } | Stage::Stopping { .. } => signals.recv_timeout(POLL_INTERVAL),
-            };
-            match received {
+            // Absolute, so that many signals do not postpone it.
+            match signals.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
                 Ok(SIGCHLD) => {
                     if let Some(code) = self.reap().map_err(SupervisorError::NoWait)? {
                         return Ok(code);
                     }
                 }
-                Ok(signal @ (SIGTERM | SIGINT)) => self.on_stop_signal(signal),
+                Ok(signal @ (SIGTERM | SIGINT)) => {
+                    self.on_stop_signal(signal);
+                    next_look = Instant::now();
+                }
                 Ok(signal) => self.signal_envoy(signal),
-                Err(_) => self.advance(),
+                Err(_) => {
+                    self.advance();
+                    next_look = Instant::now() + self.look_interval();
+                }
             }
+        }
+    }
+
+    fn look_interval(&mut self) -> Duration {
+        match self.stage {
+            Stage::Running if self.admin.find_address().is_ok() => IDLE_INTERVAL,
+            Stage::Running | Stage::Draining { .. } | Stage::Stopping { .. } => LOOK_INTERVAL,
         }
     }
 
@@ -106,7 +119,6 @@ impl Supervisor {
         if let Stage::Running = self.stage {
             say(&format!("signal {signal}: draining Envoy; a second signal stops it at once"));
             self.stage = Stage::Draining { drain: Drain::default(), since: Instant::now() };
-            self.advance();
         } else {
             self.stop(&StopReason::Forced);
         }
@@ -117,7 +129,7 @@ impl Supervisor {
         match &mut self.stage {
             Stage::Running => {}
             Stage::Draining { drain, since } => {
-                if let Action::Stop(reason) = advance_drain(drain, &self.admin, since.elapsed()) {
+                if let Some(reason) = advance_drain(drain, &mut self.admin, since.elapsed()) {
                     self.stop(&reason);
                 }
             }
@@ -145,32 +157,23 @@ impl Supervisor {
     }
 }
 
-/// Does what is due in a drain, and returns what follows.
-fn advance_drain(drain: &mut Drain, admin: &AdminPort, now: Duration) -> Action {
-    match try_advance_drain(drain, admin, now) {
-        Ok(action) => {
-            drain.on_success();
-            action
-        }
+/// Does the next step of a drain. Some: Envoy must be stopped.
+fn advance_drain(drain: &mut Drain, admin: &mut AdminPort, now: Duration) -> Option<StopReason> {
+    let result = match drain.next(now) {
+        Action::Stop(reason) => return Some(reason),
+        Action::RequestDrain => admin.request_drain().map(|()| drain.on_requested(now)),
+        Action::ReadGauges => admin.gauges().map(|gauges| drain.on_gauges(now, gauges)),
+        Action::CloseListeners => admin.close_listeners().map(|()| {
+            drain.on_listeners_closed();
+            say(&format!("Envoy closes its ports; clients that are left: {}", drain.clients()));
+        }),
+    };
+    match result {
+        Ok(()) => None,
         // Envoy has no admin port, or is still starting, so that it has no clients.
-        Err(error @ AdminError::NoAddress(_)) => Action::Stop(StopReason::AdminFails(error.to_string())),
-        Err(error) => drain.on_failure(now, error.to_string()),
+        Err(error @ AdminError::NoAddress(_)) => Some(StopReason::AdminFails(error.to_string())),
+        Err(error) => drain.on_failure(now, &error),
     }
-}
-
-fn try_advance_drain(drain: &mut Drain, admin: &AdminPort, now: Duration) -> Result<Action, AdminError> {
-    if !drain.is_requested() {
-        admin.request_drain()?;
-        drain.on_requested(now);
-    }
-    let gauges = admin.gauges()?;
-    let action = drain.on_gauges(now, gauges);
-    if action == Action::CloseListeners {
-        admin.close_listeners()?;
-        drain.on_listeners_closed();
-        say(&format!("Envoy has closed its ports; clients that are left: {}", gauges.clients.unwrap_or(0)));
-    }
-    Ok(action)
 }
 
 fn say(text: &str) {
@@ -208,6 +211,28 @@ fn receive_signals() -> io::Result<Receiver<i32>> {
         }
     })?;
     Ok(receiver)
+}
+
+/// Makes Envoy write the address of its admin port to a file, in a new directory unless the command itself names a file.
+/// The directory exists as long as the second value.
+fn prepare_admin_port(
+    command: &[OsString],
+    child: &mut Command,
+) -> Result<(AdminPort, Option<TempDir>), SupervisorError> {
+    if let Some(file) = admin_address_path(command) {
+        // The address in it may be that of another Envoy by now.
+        match fs::remove_file(&file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(SupervisorError::StaleAddress(file, error));
+            }
+            _ => return Ok((AdminPort::new(file), None)),
+        }
+    }
+    let directory = tempfile::Builder::new().prefix("tidevoy-envoy-").tempdir();
+    let directory = directory.map_err(SupervisorError::NoDirectory)?;
+    let admin = AdminPort::new(directory.path().join("admin"));
+    child.arg(ADMIN_OPTION).arg(admin.address_file());
+    Ok((admin, Some(directory)))
 }
 
 /// The file that the command itself names for the address of the admin port.

@@ -108,6 +108,21 @@ async def test_sessions_end_when_they_are_idle(tmp_path: Path, mariadb: MariaDb)
         assert "stopping Envoy: no client is left" in stack.envoy.process.output()
 
 
+async def test_client_that_reads_slowly_gets_its_whole_response(tmp_path: Path, mariadb: MariaDb) -> None:
+    rows, size = 4, 8 << 20  # more than the buffers of the kernel and of Envoy
+    row = f"select repeat('x', {size}) as y"
+    async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
+        client = await log_in(clients, stack.sql_port)
+        client.write_command(0x03, " union all ".join([row] * rows).encode())
+        assert (await client.read_packet())[1] == b"\1"  # the response has begun, and has one column
+        stack.envoy.process.send_signal(signal.SIGTERM)
+        await stack.wait_until(lambda: is_refused(stack.sql_port), "the port to close")
+        response = await client.read_to_end()
+        assert response.count(b"x") == rows * size
+        assert response[-5:-4] == b"\xfe"  # the packet that ends the rows
+        assert await wait_for_exit(stack) == 0
+
+
 async def test_new_clients_are_served_during_the_wait(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_supervised(tmp_path, mariadb, wait=3) as (stack, health), AsyncExitStack() as clients:
         before = await log_in(clients, stack.sql_port)
@@ -192,7 +207,7 @@ async def test_operator_drains_an_envoy_and_takes_it_back(tmp_path: Path, mariad
             assert error_code((await client.read_packet())[1]) == SHUTDOWN
         async with http_client(health) as probe:
             assert (await probe.get("/readyz")).text == "not ready: it is ending\n"
-        assert "; drained by an operator" in (await run_tidevoy(url, "envoys")).stdout
+        assert "; drain requested by an operator" in (await run_tidevoy(url, "envoys")).stdout
         assert error_code(await in_transaction.query("rollback")) == 0
         assert await in_transaction.read_to_end() == b""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,11 @@ class SingleHost:
     def child(self, text: str) -> psutil.Process | None:
         """Return the child with this text in its command; None if it does not run."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next((child for child in children if text in " ".join(child.cmdline()[:6])), None)
+        for child in children:
+            with suppress(psutil.Error):  # it has just ended
+                if text in " ".join(child.cmdline()[:6]):
+                    return child
+        return None
 
     async def kill_and_wait(self, text: str) -> None:
         """Kill a child, and wait until it is replaced."""

@@ -93,7 +93,7 @@ async def test_console_sets_readiness(server: ApiServer) -> None:
         await server.http.post(f"{link}/drain", headers=browser)
         await wait_until(lambda: envoy.live_configs[-1].get("drain") is True)
         shown = (await server.http.get(f"{page}?problems=true", headers=browser)).text
-        assert "an operator drains it" in shown
+        assert "an operator has requested its drain" in shown
         await server.http.post(f"{link}/ready", headers=browser)
         await wait_until(lambda: "drain" not in envoy.live_configs[-1])
         await wait_until(lambda: envoy.switched_off == set())

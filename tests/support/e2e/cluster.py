@@ -21,7 +21,7 @@ from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
 from tests.support.controlplane.api_server import stored_events
 from tests.support.module.bootstrap import require_module, require_supervisor
-from tests.support.tidb_sim_clients import CAPABILITIES, RawClient, error_code
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 
 _Key = TypeVar("_Key")
 _WAIT_TIMEOUT_SECONDS = 30.0
@@ -47,12 +47,12 @@ class CountingClient(RawClient):
         plugin: str = NATIVE_PASSWORD,
         tls: ssl.SSLContext | None = None,
     ) -> bytes:
-        """Log in, over TLS if `tls` is set. Return the payload of the first response, or of an error greeting.
+        """Log in, over TLS if `tls` is set. Return the first response, or a greeting that is an error.
 
         `password` is the authentication response: it is sent without hashing.
         """
         _, greeting = await self.read_packet()
-        if error_code(greeting):
+        if greeting[:1] == b"\xff":
             return greeting
         capabilities, sequence = CAPABILITIES, 1
         if tls is not None:

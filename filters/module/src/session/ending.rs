@@ -41,13 +41,12 @@ impl Session {
 
     /// Takes the error packet that the client gets before its connection closes.
     pub(crate) fn take_final_error(self: &Rc<Self>) -> Vec<u8> {
-        let ends_with_envoy = envoy_drain::is_ending() && self.phase() == SessionPhase::Established;
-        self.handle(Event::ClientClosing);
-        let error = self.final_error.take();
-        if error.is_empty() && ends_with_envoy && self.awaits_client() && self.client.has_unread() {
-            return mysql_proto::error::node_taken_away(); // a command has arrived in the last moment; it does not run
+        if self.is_ended_by_drain.get() && self.may_get_error() && self.client.has_unread() {
+            // A command has arrived in the last moment. It does not run.
+            self.final_error.replace(mysql_proto::error::envoy_stopped());
         }
-        error
+        self.handle(Event::ClientClosing);
+        self.final_error.take()
     }
 
     /// Lets Envoy's proxy see the connection, which [`Self::try_wait_for_node`] has withheld.
@@ -67,27 +66,42 @@ impl Session {
             SessionPhase::Waiting | SessionPhase::Connecting | SessionPhase::Login | SessionPhase::LoginFailover => {
                 self.close(ProxyError::EnvoyDraining);
             }
-            SessionPhase::Established if drain == DrainPhase::Closing => self.end_with_error_if_awaited("envoy_drain"),
-            SessionPhase::Established if self.may_end_now() => self.close_now("envoy_drain"),
+            SessionPhase::Established if drain == DrainPhase::Closing => {
+                self.end_with_error("envoy_drain", mysql_proto::error::envoy_stopped());
+            }
+            SessionPhase::NodeClosed if drain == DrainPhase::Closing => self.close_now("envoy_drain"),
+            SessionPhase::Established if self.may_end_now() => {
+                self.is_ended_by_drain.set(true);
+                self.close_now("envoy_drain");
+            }
             SessionPhase::Established | SessionPhase::Rejected | SessionPhase::NodeClosed | SessionPhase::Closed => {}
         }
     }
 
-    /// Whether the session is idle, has no transaction, and no command of the client has arrived.
+    /// Whether the session is idle, has no transaction, the client has got all responses, and no command of the client
+    /// has arrived.
     pub(super) fn may_end_now(&self) -> bool {
         self.phase() == SessionPhase::Established
             && self.is_idle()
             && self.migration.driver().is_none()
             && !self.migration.is_probing()
             && self.client.is_quiescent()
+            && !self.client.has_unsent()
+            && self.upstream().is_some_and(|upstream| upstream.conn().is_quiescent())
             && !self.client.has_unread()
     }
 
-    /// Ends the session. If the client has got all responses, it gets an error for the command that it sends next.
+    /// Whether the client would take an error for the response to its next command. Behind a part of a response, the
+    /// error would damage this response.
+    fn may_get_error(&self) -> bool {
+        self.phase() == SessionPhase::Established && self.awaits_client() && !self.client.has_unsent()
+    }
+
+    /// Ends the session. If the client has got all responses, it gets `error` for the command that it sends next.
     /// Otherwise it just loses the connection, since its command may have run. `why`: the reason in the access log.
-    pub(crate) fn end_with_error_if_awaited(&self, why: &str) {
-        if self.awaits_client() {
-            self.final_error.replace(mysql_proto::error::node_taken_away());
+    pub(crate) fn end_with_error(&self, why: &str, error: Vec<u8>) {
+        if self.may_get_error() {
+            self.final_error.replace(error);
         }
         self.close_now(why);
     }
