@@ -34,15 +34,11 @@ from cli.errors import CliError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
-    """What was done with a file. `stem` is its name without suffix."""
+    """What was done with a file."""
 
     file: str
     action: str
     certificate: x509.Certificate | None = None  # None: the file is a key
-
-    @property
-    def stem(self) -> str:
-        return self.file.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,13 @@ class Initialization:
     def _authority(self, authorities: list[x509.Certificate]) -> tuple[CertificateAuthority, bool]:
         """Return the CA and whether it is new. A key without a certificate is left by an interrupted call."""
         if authorities:
-            return _current_authority(self._directory, authorities), False
+            authority = _current_authority(self._directory, authorities)
+            if authority.certificate.not_valid_after_utc <= self._now:
+                raise CliError(
+                    f"the CA in {self._directory.path / CA_FILE} has expired; `tidevoy certificates renew`"
+                    " makes a new one"
+                )
+            return authority, False
         existing_key = self._directory.read_key(CA_KEY_FILE)
         authority = make_authority(existing_key or new_key(), self._now, self._validity.authority)
         key_content = {} if existing_key is not None else {CA_KEY_FILE: key_pem(authority.key)}

@@ -355,6 +355,8 @@ def test_change_to_a_new_ca(tmp_path: Path) -> None:
 def test_an_expired_ca_is_replaced_at_once(tmp_path: Path) -> None:
     initialize(tmp_path, "e1")
     (old,) = CertificateDirectory(tmp_path).read_authorities()
+    with pytest.raises(CliError, match="has expired; `tidevoy certificates renew` makes a new one"):
+        initialize(tmp_path, "e2", now=CA_END)
     rollover, changes = renew(tmp_path, CA_END)
     assert rollover is Rollover.USE_NEW_CA
     assert changes[-2:] == ["replaced ca.key", "removed ca.pem"]
