@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cli import config, envoys, events, nodes, replicas, rollouts, serve, tokens
+from cli import certificates, config, envoys, events, nodes, replicas, rollouts, serve, tokens
 from cli.client import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from controlplane.errors import ConfigError, TidevoyError
@@ -68,7 +68,13 @@ app = typer.Typer(
 for commands in (serve, nodes, events, replicas):
     app.add_typer(commands.app)
 app.command()(config.reload)
-for name, group in (("rollout", rollouts), ("envoys", envoys), ("config", config), ("token", tokens)):
+for name, group in (
+    ("rollout", rollouts),
+    ("envoys", envoys),
+    ("config", config),
+    ("token", tokens),
+    ("certificates", certificates),
+):
     app.add_typer(group.app, name=name)
 
 

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 _DURATION_PATTERN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-_MAX_DURATION_SECONDS = 604_800.0  # a week
+_MAX_DURATION_DAYS = 7
+_SECONDS_PER_DAY = 86_400
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, max_days: int = _MAX_DURATION_DAYS) -> float:
     """Parse a duration such as `600`, `10m`, `1h30m` or `2d` into seconds.
 
-    Raises BadParameter if it is invalid or longer than a week.
+    Raises BadParameter if it is invalid or longer than `max_days`.
     """
     if re.fullmatch(r"\d+(\.\d+)?", text):
         total = float(text)
     elif text and (match := _DURATION_PATTERN.fullmatch(text)):
         parts = (float(part or 0) for part in match.groups())
-        total = sum(part * unit for part, unit in zip(parts, (86_400, 3_600, 60, 1), strict=True))
+        total = sum(part * unit for part, unit in zip(parts, (_SECONDS_PER_DAY, 3_600, 60, 1), strict=True))
     else:
         raise typer.BadParameter(f"{text!r} is not a duration; write it as 600, 10m or 1h30m")
-    if total > _MAX_DURATION_SECONDS:
-        raise typer.BadParameter(f"{text!r} is longer than a week (7d)")
+    if total > max_days * _SECONDS_PER_DAY:
+        raise typer.BadParameter(f"{text!r} is longer than {max_days} days ({max_days}d)")
     return total
 
 
-def duration_option(help_text: str) -> Any:
+def duration_option(help_text: str, max_days: int = _MAX_DURATION_DAYS) -> Any:
     """Return an option whose value `parse_duration` parses."""
-    return typer.Option(parser=parse_duration, metavar="DURATION", help=help_text)
+    return typer.Option(parser=partial(parse_duration, max_days=max_days), metavar="DURATION", help=help_text)
 
 
 def parse_labels(pairs: list[str]) -> dict[str, str]:

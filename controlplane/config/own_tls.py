@@ -44,8 +44,8 @@ class XdsTls(ServerTls):
 
     verify_node_id: bool = setting(True)
     """Whether an Envoy's client certificate must contain the Envoy's id: as a DNS name, as the last path
-    segment of a URI, or, without such names, as common name. If false, any certificate of `client_ca` is
-    accepted."""
+    segment of a URI (percent-encoded), or, without such names, as common name. If false, any certificate of
+    `client_ca` is accepted."""
 
     @model_validator(mode="after")
     def _check_verification_has_client_ca(self) -> XdsTls:

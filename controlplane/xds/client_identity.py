@@ -65,8 +65,9 @@ class ClientIdentityChecker:
 def read_certificate_names(auth: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
     """Return the names in a client's certificate from gRPC's `auth_context`; empty without a certificate.
 
-    Names are the DNS names, and the last path segments of URIs such as `spiffe://cluster/envoys/envoy-1`. The
-    common name counts only if the certificate has no subject alternative name (RFC 6125, 6.4.4).
+    Names are the DNS names, and the last path segments of URIs such as `spiffe://cluster/envoys/envoy-1`,
+    percent-decoded (RFC 3986, 2.1). The common name counts only if the certificate has no subject alternative
+    name (RFC 6125, 6.4.4).
     """
     if not any(True for _ in auth.get("x509_subject_alternative_name", ())):
         return _decoded_values(auth, "x509_common_name")
@@ -103,7 +104,8 @@ def peer_address(text: str) -> str:
 
 def _last_path_segment(uri: str) -> str:
     _, _, authority_and_path = uri.partition("://")
-    return authority_and_path.rstrip("/").partition("/")[2].rpartition("/")[2]
+    segment = authority_and_path.rstrip("/").partition("/")[2].rpartition("/")[2]
+    return unquote(segment, errors="backslashreplace")
 
 
 def _decoded_values(auth: Mapping[str, Iterable[bytes]], key: str) -> tuple[str, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import grpc
 import pytest
 import trustme
 
+from cli.main import run
 from controlplane.config.settings import Settings
 from controlplane.replicas import peer_feed_pb2, peer_feed_server
 from tests.support.controlplane.peer_sync import FakeReplica
@@ -40,13 +42,22 @@ async def replicas(
     directory: Path, authority: trustme.CA, **leaves: trustme.LeafCert
 ) -> AsyncIterator[list[FakeReplica]]:
     """Run replicas at HOSTS that know each other. `leaves` are other certificates for some of them."""
+    tls = {
+        name: write_certificate(directory, name, leaves.get(name) or authority.issue_cert(host), authority)
+        for name, host in HOSTS.items()
+    }
+    async with replicas_with_files(tls) as started:
+        yield started
+
+
+@contextlib.asynccontextmanager
+async def replicas_with_files(tls: Mapping[str, Mapping[str, str]]) -> AsyncIterator[list[FakeReplica]]:
+    """Run replicas at HOSTS that know each other. `tls` is the setting `xds.tls` of each."""
     async with contextlib.AsyncExitStack() as stack:
         started = []
         for name, host in HOSTS.items():
-            tls = write_certificate(
-                directory, name, leaves.get(name) or authority.issue_cert(host), authority
-            )
-            replica = FakeReplica(name, Settings.model_validate({"xds": {"listen": f"{host}:0", "tls": tls}}))
+            xds = {"listen": f"{host}:0", "tls": tls[name]}
+            replica = FakeReplica(name, Settings.model_validate({"xds": xds}))
             await replica.start()
             stack.push_async_callback(replica.stop)
             started.append(replica)
@@ -70,6 +81,17 @@ async def follow_error(replica: FakeReplica, caller: grpc.ChannelCredentials) ->
 
 async def test_replicas_follow_each_other_with_certificates(tmp_path: Path, authority: trustme.CA) -> None:
     async with replicas(tmp_path, authority) as (a, b):
+        await a.wait_connected_to(b)
+        await b.wait_connected_to(a)
+
+
+async def test_replicas_follow_each_other_with_the_certificate_that_the_command_issues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = [text for host in HOSTS.values() for text in ("--control-plane", host)]
+    assert run(["certificates", "init", str(tmp_path / "certificates"), *hosts, "--json"]) == 0
+    tls = json.loads(capsys.readouterr().out)["xds"]["tls"]
+    async with replicas_with_files(dict.fromkeys(HOSTS, tls)) as (a, b):
         await a.wait_connected_to(b)
         await b.wait_connected_to(a)
 

@@ -43,6 +43,10 @@ from controlplane.xds.client_identity import (
             {"x509_subject_alternative_name": [b"u"], "peer_uri": [b"spiffe://d/", b"urn:a:b/c"]},
             (),
         ),
+        (
+            {"x509_subject_alternative_name": [b"u"], "peer_uri": [b"x://d/zone%20a%2F1", b"x://d/%ff%zz"]},
+            ("zone a/1", "\\xff%zz"),
+        ),
         ({"x509_subject_alternative_name": [b"\xff"], "peer_dns": [b"\xff"]}, ("\\xff",)),
     ],
 )
