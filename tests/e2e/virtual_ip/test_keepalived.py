@@ -137,6 +137,15 @@ async def test_reload_and_end_of_keepalived(cluster: VirtualIpCluster) -> None:
     assert probe.longest_gap() < MAX_GAP_SECONDS["not ready"]
 
 
+async def test_replaced_envoy_keeps_the_address(cluster: VirtualIpCluster, tmp_path: Path) -> None:
+    holder, backup = cluster.holder_and_backup()
+    async with cluster.run_probe() as probe, cluster.replaced_envoy(holder, tmp_path) as result:
+        assert result.exit_code == 0, result
+        await assert_never(lambda: not holder.holds_address or backup.holds_address, SILENCE_SECONDS)
+        await probe.wait_for_logins()
+    assert probe.longest_gap() < MAX_GAP_SECONDS["not ready"]
+
+
 async def test_one_machine_keeps_the_address_after_both_had_it(cluster: VirtualIpCluster) -> None:
     lower, higher = cluster.balancers
     # The case in which clients would keep the wrong hardware address: the machine that returns wins.

@@ -9,12 +9,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from controlplane import address as addresses
+from controlplane.config.settings import Settings
 from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.control_plane import ControlPlaneProcess
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
 from sandbox.server import launch_all
-from tests.support.controlplane.cli_process import run_tidevoy
+from tests.support.controlplane.cli_process import CliResult, run_tidevoy
 from tests.support.e2e.cluster import CountingClient
 from tests.support.load.always_ok_node import FastLoginNode, run_fast_login_node
 from tests.support.module.bootstrap import require_module
@@ -31,8 +33,8 @@ _WAIT_TIMEOUT_SECONDS = 30.0
 class MachineEnvoy(EnvoyProcess):
     """An Envoy on a machine."""
 
-    def __init__(self, machine: Machine, bootstrap: str, directory: Path) -> None:
-        super().__init__(bootstrap, directory, name=machine.name)
+    def __init__(self, machine: Machine, bootstrap: str, directory: Path, *, name: str) -> None:
+        super().__init__(bootstrap, directory, name=name)
         self._machine = machine
 
     def command(self) -> list[str]:
@@ -66,10 +68,15 @@ class VirtualIpCluster:
     """The parts of the cluster. `balancers` have the Envoys envoy-1 and envoy-2."""
 
     def __init__(
-        self, balancers: list[Balancer], client: Machine, api_url: str, node: FastLoginNode, sql_port: int
+        self,
+        balancers: list[Balancer],
+        client: Machine,
+        control_plane: ControlPlaneProcess,
+        node: FastLoginNode,
     ) -> None:
-        self.balancers, self.client, self.node, self.sql_port = balancers, client, node, sql_port
-        self._api_url = api_url
+        self.balancers, self.client, self.node = balancers, client, node
+        self._api_url = control_plane.api_url
+        self._settings = control_plane.parsed_settings()
 
     async def set_ready(self, balancer: Balancer, *, is_ready: bool) -> None:
         """Set an Envoy to ready or not ready, as an operator does, and wait until keepalived has seen it."""
@@ -107,6 +114,15 @@ class VirtualIpCluster:
         await launch_all([balancer.envoy, balancer.keepalived])
         await self.wait_until(lambda: balancer.is_ready)
 
+    @asynccontextmanager
+    async def replaced_envoy(self, balancer: Balancer, directory: Path) -> AsyncIterator[CliResult]:
+        """Replace an Envoy on its machine by a new one. Yield the result while the new one runs."""
+        old = balancer.envoy
+        async with create_envoy(balancer.machine, self._settings, directory, name="replacement") as new:
+            admins = [envoy.admin_url.removeprefix("http://") for envoy in (old, new)]
+            options = ("--old-admin", admins[0], "--new-admin", admins[1])
+            yield await run_tidevoy(self._api_url, "envoys", "replace", *options)
+
     async def move_address_to(self, balancer: Balancer) -> None:
         """Make a machine hold the address, while both Envoys are ready at the end."""
         (other,) = (one for one in self.balancers if one is not balancer)
@@ -117,7 +133,7 @@ class VirtualIpCluster:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[CountingClient]:
         """Log in from the client's machine at the virtual address. Abort the connection at the end."""
-        session = await connect(self.client, VIRTUAL_ADDRESS, self.sql_port)
+        session = await connect(self.client, VIRTUAL_ADDRESS, self._sql_port)
         try:
             assert error_code(await session.log_in()) == 0
             yield session
@@ -126,7 +142,11 @@ class VirtualIpCluster:
 
     def run_probe(self) -> AbstractAsyncContextManager[ConnectProbe]:
         """Log in all the time from the client's machine at the virtual address."""
-        return run_connect_probe(self.client, VIRTUAL_ADDRESS, self.sql_port)
+        return run_connect_probe(self.client, VIRTUAL_ADDRESS, self._sql_port)
+
+    @property
+    def _sql_port(self) -> int:
+        return addresses.split(self._settings.sql.listen)[1]
 
 
 @asynccontextmanager
@@ -138,43 +158,48 @@ async def run_virtual_ip_cluster(directory: Path, machines: list[Machine]) -> As
     *balancer_machines, client = machines
     async with AsyncExitStack() as exit_stack:
         ports = exit_stack.enter_context(Ports())
-        xds, api, sql, health = (ports.allocate() for _ in range(4))
         node = await exit_stack.enter_async_context(run_fast_login_node(host=GATEWAY))
         settings = {
             "nodes": [{"address": node.endpoint}],
             "health": {"status": {"enabled": False}},
-            "sql": {"listen": f"0.0.0.0:{sql}"},
-            "envoy_health": {"listen": f"127.0.0.1:{health}"},
-            "xds": {"listen": f"{GATEWAY}:{xds}"},
-            "api": {"listen": f"127.0.0.1:{api}"},
+            "sql": {"listen": f"0.0.0.0:{ports.allocate()}"},
+            "envoy_health": {"listen": f"127.0.0.1:{ports.allocate()}"},
+            "xds": {"listen": f"{GATEWAY}:{ports.allocate()}"},
+            "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
             "state_dir": str(directory / "state"),
             "allow_unauthenticated": True,
         }
         control_plane = ControlPlaneProcess(directory, settings)
         await exit_stack.enter_async_context(control_plane)
+        parsed = control_plane.parsed_settings()
         balancers = []
         for own, peer in zip(balancer_machines, reversed(balancer_machines), strict=True):
-            bootstrap = render_bootstrap(
-                control_plane.parsed_settings(),
-                control_planes=[f"{GATEWAY}:{xds}"],
-                node_id=own.name,
-                admin=f"{own.address}:0",
-                module=str(require_module()),
-            )
+            envoy = create_envoy(own, parsed, directory, name=own.name)
             configuration = render_configuration(
                 VIRTUAL_ADDRESS=VIRTUAL_ADDRESS,
                 INTERFACE=own.interface,
                 OWN_ADDRESS=own.address,
                 PEER_ADDRESS=peer.address,
-                HEALTH_URL=f"http://127.0.0.1:{health}",
+                HEALTH_URL=f"http://{parsed.envoy_health.listen}",
             )
-            envoy = MachineEnvoy(own, bootstrap, directory / own.name)
             keepalived = Keepalived(own, directory / own.name, configuration)
             balancers.append(Balancer(own, envoy, keepalived))
             await exit_stack.enter_async_context(envoy)
             await exit_stack.enter_async_context(keepalived)
-        cluster = VirtualIpCluster(balancers, client, control_plane.api_url, node, sql)
+        cluster = VirtualIpCluster(balancers, client, control_plane, node)
         await cluster.wait_until(lambda: all(balancer.is_ready for balancer in balancers))
         await cluster.wait_until(lambda: sum(balancer.holds_address for balancer in balancers) == 1)
         yield cluster
         assert [bug for balancer in balancers for bug in balancer.envoy.bugs()] == []
+
+
+def create_envoy(machine: Machine, settings: Settings, directory: Path, *, name: str) -> MachineEnvoy:
+    """Create an Envoy on a machine without starting it. `name` is its id."""
+    bootstrap = render_bootstrap(
+        settings,
+        control_planes=[settings.xds.listen],
+        node_id=name,
+        admin=f"{machine.address}:0",
+        module=str(require_module()),
+    )
+    return MachineEnvoy(machine, bootstrap, directory / machine.name, name=name)
