@@ -84,6 +84,8 @@ find_missing() {
         need ip iproute2
         need etcdctl etcd-client
         need prometheus prometheus
+        need keepalived keepalived
+        need curl curl
         need chromium "chromium fonts-dejavu-core"
         need_for_clients
     fi

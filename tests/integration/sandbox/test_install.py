@@ -17,6 +17,7 @@ PROGRAMS = ("python3", "mariadbd", "mariadb", "openssl")  # `install.sh run` nee
 FOR_TESTS = (
     *("sysbench", "haproxy", "perf"),  # `install.sh bench` needs these, too.
     *("dockerd", "docker-compose", "debootstrap", "iptables", "ip", "etcdctl", "prometheus", "chromium"),
+    *("keepalived", "curl"),
 )
 # The programs that the tests with client libraries need, and the Debian packages of each program.
 FOR_CLIENTS = {

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, new_salt
 from sandbox.tidb_sim.packets import HEADER_SIZE, MySqlCommand, frame, read_nul_bytes
 from tests.support.module.envoy import OK_PAYLOAD, greeting_packet
+from tests.support.waiting import wait_until
 
 AUTH_SWITCH_USER = "switch"
 """A user for whom the node requests another authentication plugin."""
@@ -25,8 +26,12 @@ class FastLoginNode:
     def __init__(self, greeting_pause_seconds: float | None) -> None:
         self.greeting_pause_seconds = greeting_pause_seconds
         self.endpoint = ""
-        self.open_connections = 0
         self.login_count = 0
+        self.transports: set[asyncio.Transport] = set()
+
+    @property
+    def open_connections(self) -> int:
+        return len(self.transports)
 
 
 class _NodeConnection(asyncio.Protocol):
@@ -43,7 +48,7 @@ class _NodeConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._node.open_connections += 1
+        self._node.transports.add(transport)
         greeting = greeting_packet()
         if self._node.greeting_pause_seconds is None:
             transport.write(greeting)
@@ -55,7 +60,7 @@ class _NodeConnection(asyncio.Protocol):
             )
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._node.open_connections -= 1
+        self._node.transports.discard(self._transport)
         if self._greeting_timer is not None:
             self._greeting_timer.cancel()
 
@@ -89,13 +94,19 @@ class _NodeConnection(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def run_fast_login_node(greeting_pause_seconds: float | None = None) -> AsyncIterator[FastLoginNode]:
-    """Run a node on a free port. With `greeting_pause_seconds`, the node pauses within its greeting."""
+async def run_fast_login_node(
+    greeting_pause_seconds: float | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[FastLoginNode]:
+    """Run a node on a free port of `host`. With `greeting_pause_seconds`, it pauses within its greeting."""
     node = FastLoginNode(greeting_pause_seconds)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _NodeConnection(node), "127.0.0.1", 0, backlog=4096)
-    node.endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await loop.create_server(lambda: _NodeConnection(node), host, 0, backlog=4096)
+    node.endpoint = f"{host}:{server.sockets[0].getsockname()[1]}"
     try:
         yield node
     finally:
         server.close()
+        # Those of an Envoy on a machine that was cut off are still open.
+        for transport in node.transports:
+            transport.abort()
+        await wait_until(lambda: not node.transports)
