@@ -15,7 +15,7 @@ mod writer;
 pub(crate) use record::{LoginRecord, TlsRecord};
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ pub(crate) fn configure(wanted: Option<LoginLogConfig>) {
         match writer::start(LogFile::new(&config), Arc::clone(&queue)) {
             Ok(thread) => {
                 let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
-                threads.retain(|ended| ended.recv_timeout(Duration::ZERO) == Err(RecvTimeoutError::Timeout));
+                threads.retain(|ended| ended.try_recv() == Err(TryRecvError::Empty));
                 threads.push(thread);
                 Some(ActiveLog { config, queue })
             }

@@ -11,6 +11,9 @@ use super::pending::PendingLines;
 use super::queue::LineQueue;
 use super::{COUNTS, LoginLogCounts};
 
+/// Time between two batches of lines. Without it, each of many logins would cost a wake-up and several system calls.
+const BATCH_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Time between two attempts to write the same lines.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -68,6 +71,7 @@ impl<L: Fn(&str, &Notice<'_>)> Writer<'_, L> {
                     break;
                 }
             }
+            self.queue.wait_closed(BATCH_INTERVAL);
         }
     }
 
