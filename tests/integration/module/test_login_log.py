@@ -222,6 +222,17 @@ async def test_tls_of_the_client_is_logged(log: Path) -> None:
     assert subset(without, "user", "reason", "error_code", "tls") == ("app", "tls_required", 3159, None)
 
 
+async def test_change_of_user_that_would_expose_the_password_is_logged(log: Path) -> None:
+    pair = PemFiles.create(log.parent / "certificates")
+    async with run_logging(log, client=client_tls_config(pair).client) as proxy:
+        client = await connect_with_tls(proxy, pair)
+        assert error_code(await change_user(client, b"clear", b"shop")) == 1105
+        _, line = await wait_for_lines(log, 2)
+    assert subset(line, *OUTCOME) == (
+        *("change_user", "failed", "clear_text_password", 1105, "clear", "shop"),
+    )
+
+
 async def test_names_cannot_forge_lines(log: Path) -> None:
     names = {
         b'a"}\n{"result":"ok","user":"root"}\r\n': None,

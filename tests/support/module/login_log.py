@@ -23,7 +23,10 @@ def login_log(path: Path | str, max_bytes: int = 0, keep: int = 0) -> dict[str, 
 
 
 async def serve_users(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Deny the user `denied` and the database `missing`, also in a change of user (a handler of a node)."""
+    """Deny the user `denied` and the database `missing`, also in a change of user (a handler of a node).
+
+    The user `clear` must send the password in clear text.
+    """
     node = RawClient(reader, writer)
     writer.write(greeting_packet())
     sequence, payload = await node.read_packet()
@@ -36,6 +39,8 @@ async def serve_users(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 def _answer(login: bytes) -> bytes:
     if login.startswith(b"denied\0"):
         return err(1045, "Access denied for user 'denied'", "28000")
+    if login.startswith(b"clear\0"):
+        return b"\xfemysql_clear_password\0"
     if b"secretmissing\0" in login:
         return err(1049, "Unknown database 'missing'", "42000")
     return OK_PAYLOAD
