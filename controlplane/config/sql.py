@@ -18,7 +18,7 @@ from controlplane.config.types import (
     validate_envoy_path,
 )
 
-AccessLog = Annotated[
+EnvoyLogFile = Annotated[
     Path,
     AfterValidator(validate_envoy_path),
     ValueFormat(
@@ -52,6 +52,17 @@ class LoginLimits(SettingsSection):
     shared_addresses: tuple[Cidr, ...] = setting((), takes_effect="new envoys")
     """Networks of addresses that many clients share, such as of NAT gateways and of balancers that send no
     PROXY header. The limits per address do not apply to them."""
+
+
+class LoginLogSettings(SettingsSection):
+    """A log with one line of JSON for each login and each change of user (module only)."""
+
+    path: EnvoyLogFile | None = setting(None)
+    """File to which each Envoy writes the lines; default: no log."""
+    max_bytes: int = setting(100 << 20, unit="bytes", ge=0, le=1 << 40)
+    """Size at which the module rotates the file; 0: never. Standard output is not rotated."""
+    keep: int = setting(5, ge=0, le=100)
+    """Number of rotated files that are kept; their names end in `.1`, `.2` and so on."""
 
 
 # The module has these defaults, too.
@@ -98,8 +109,9 @@ class SqlSettings(SettingsSection):
     """Compression of the MySQL protocol (module only). off: Envoys do not offer it, and reject clients that
     use it anyway. passthrough: client and node negotiate it; compressed sessions are not tracked, so they do
     not migrate."""
-    access_log: AccessLog | None = setting(None, takes_effect="new envoys")
+    access_log: EnvoyLogFile | None = setting(None, takes_effect="new envoys")
     """File to which each Envoy writes one line of JSON when a session ends; default: no access log."""
+    login_log: LoginLogSettings = section(LoginLogSettings, "Log of logins and changes of user.")
 
     @model_validator(mode="after")
     def _check_trusted_proxies(self) -> SqlSettings:

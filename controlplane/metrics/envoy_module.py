@@ -59,7 +59,7 @@ def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
         dropped.add_metric([report.envoy], report.dropped_series)
         for node, ejection in report.ejections.items():
             ejected.add_metric([report.envoy, node, ejection.reason], ejection.since)
-    yield from (info, dropped, ejected)
+    yield from (info, dropped, ejected, *_login_log_families(all_reports))
     rows = [
         ([report.envoy, node], traffic) for report in all_reports for node, traffic in report.nodes.items()
     ]
@@ -71,6 +71,26 @@ def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
                 family.add_metric([*base_labels, *([key] if isinstance(key, str) else key)], count)
         yield family
     yield from _logins_and_latency(rows)
+
+
+def _login_log_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
+    lines = CounterMetricFamily(
+        "tidevoy_login_log_lines",
+        "Lines of the login log, by result. Dropped lines had no room in the queue, or could not be written"
+        " before the log was closed.",
+        labels=["envoy", "result"],
+    )
+    errors = CounterMetricFamily(
+        "tidevoy_login_log_write_errors",
+        "Failed attempts to write or rotate the login log. The lines are kept and retried.",
+        labels=["envoy"],
+    )
+    for report in reports:
+        if report.login_log is not None:
+            lines.add_metric([report.envoy, "written"], report.login_log.written)
+            lines.add_metric([report.envoy, "dropped"], report.login_log.dropped)
+            errors.add_metric([report.envoy], report.login_log.write_errors)
+    yield from (lines, errors)
 
 
 def _logins_and_latency(rows: Iterable[tuple[list[str], Traffic]]) -> Iterator[Metric]:

@@ -105,6 +105,15 @@ class Ejection:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class LoginLogCounts:
+    """What the login log of an Envoy has written and lost since the Envoy started."""
+
+    written: int = 0  # lines
+    dropped: int = 0  # lines
+    write_errors: int = 0
+
+
 V = TypeVar("V")
 
 
@@ -151,6 +160,7 @@ class ModuleReport:
     ejections: Mapping[str, Ejection] = field(default_factory=lambda: EMPTY_MAP)  # by node
     runtime_off: frozenset[str] = frozenset()  # the SWITCHES that Envoy's own runtime has switched off
     dropped_series: int = 0
+    login_log: LoginLogCounts | None = None  # None: the log has been off since the Envoy started
     session_counts: SessionCounts | None = None
     is_first: bool = False
 

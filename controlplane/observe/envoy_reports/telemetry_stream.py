@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import fields, replace
 from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
@@ -28,6 +29,7 @@ from controlplane.model.traffic import (
     EJECT_REASONS,
     Ejection,
     LazyTrafficByNode,
+    LoginLogCounts,
     ModuleReport,
     SessionCounts,
     Traffic,
@@ -50,6 +52,7 @@ _MAX_LABEL_CHARS = 64  # maximum length of a version or an extension name
 _MAX_REJECTIONS = 16
 _RECENT_WINDOW_SECONDS = 60.0  # "recent" values cover the last one to two windows
 _FLUSH_SECONDS = 1.0  # all messages of one flush arrive within this time
+_LOGIN_LOG_FIELDS = frozenset(field.name for field in fields(LoginLogCounts))
 _INSTANCE_PATTERN = re.compile(r"[0-9a-f]{16}")
 
 
@@ -128,6 +131,7 @@ class TelemetryStream:
         self._rejections: dict[tuple[str, str], int] = {}
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._runtime_off: frozenset[str] = frozenset()
+        self._login_log: LoginLogCounts | None = None
         self._dropped = 0
         self._flush_tracker = _FlushTracker()
         self._clock_offset = ClockOffset(is_ordered=True)
@@ -237,6 +241,10 @@ class TelemetryStream:
             self._rejections[rejection] = value
         elif name == "switched_off" and labels.get("by") == "runtime":
             return self._apply_runtime_switch(labels.get("part", ""), is_off=bool(value))
+        elif name == "login_log_lines":
+            return self._apply_login_log(labels.get("result", ""), value)
+        elif name == "login_log_write_errors":
+            return self._apply_login_log("write_errors", value)
         elif name == "ejected_since":
             return self._apply_ejection(labels.get("node", _NO_NODE), labels.get("reason", ""), value)
         return True
@@ -245,6 +253,12 @@ class TelemetryStream:
         if part not in SWITCHES:
             return False
         self._runtime_off = self._runtime_off | {part} if is_off else self._runtime_off - {part}
+        return True
+
+    def _apply_login_log(self, field: str, value: int) -> bool:
+        if field not in _LOGIN_LOG_FIELDS:
+            return False
+        self._login_log = replace(self._login_log or LoginLogCounts(), **{field: value})
         return True
 
     def _apply_ejection(self, node: str, reason: str, since: int) -> bool:
@@ -284,6 +298,7 @@ class TelemetryStream:
             ejections=self._ejections(),
             runtime_off=self._runtime_off,
             dropped_series=self._dropped,
+            login_log=self._login_log,
             session_counts=session_counts,
             is_first=is_first,
         )

@@ -20,7 +20,7 @@ _MIN_FLUSH_SECONDS = 1.0  # the module updates its counts once a second
 # Name prefixes of the module's counters that balancing does not need.
 _OPTIONAL_STAT_PREFIXES = tuple(
     f"tidevoy.{prefix}"
-    for prefix in ("bytes", "command", "errors", "login", "connect_failures", "migration_")
+    for prefix in ("bytes", "command", "errors", "logins", "login_failures", "connect_failures", "migration_")
 )
 
 

@@ -1,4 +1,4 @@
-"""The live configuration of Tidevoy's module: session timeouts, switches, and the state of each node.
+"""The live configuration of Tidevoy's module: timeouts, the login log, switches, and the state of each node.
 
 It is the configuration of a listener filter of the module, sent by extension config discovery (ECDS). The
 module reads it on Envoy's main thread and passes it to the workers as a whole
@@ -55,6 +55,13 @@ def render_live_config(
         ("end_timeout", settings.end.timeout, END_TIMEOUT),
     )
     limits |= {key: value for key, value, default in optional if value != default}
+    login_log = sql.login_log
+    if login_log.path is not None:
+        limits["login_log"] = {
+            "path": str(login_log.path),
+            "max_bytes": login_log.max_bytes,
+            "keep": login_log.keep,
+        }
     switches = asdict(overrides.apply_to(settings.module.switches))
     switches["ready"] = overrides.is_ready
     limits |= {part: False for part, is_on in switches.items() if not is_on}

@@ -1,6 +1,6 @@
 //! Counts and times the commands of a session, and counts their errors.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mysql_proto::command::Command;
 use mysql_proto::tracker::{CommandObserver, CommandOutcome, PasswordRequest};
@@ -22,6 +22,16 @@ pub(crate) struct Commands {
     has_quit: bool,
     /// The progress since the last [`Self::take_identity_change`].
     identity_change: IdentityChange,
+    /// The end of the last change of user since the last [`Self::take_change_user_result`].
+    change_user_result: Option<ChangeUserResult>,
+}
+
+/// How COM_CHANGE_USER has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ChangeUserResult {
+    /// The code of the node's error. None: the node has accepted the user.
+    pub(crate) error: Option<u16>,
+    pub(crate) duration: Duration,
 }
 
 /// The progress of COM_CHANGE_USER or COM_SET_OPTION, which change the session's identity.
@@ -53,6 +63,16 @@ impl Commands {
     /// Whether the client has sent COM_QUIT.
     pub(crate) fn has_quit(&self) -> bool {
         self.has_quit
+    }
+
+    /// How a change of user has ended since the last call.
+    pub(crate) fn take_change_user_result(&mut self) -> Option<ChangeUserResult> {
+        self.change_user_result.take()
+    }
+
+    /// How long the node has been running the present command. Zero: none runs.
+    pub(crate) fn running_time(&self) -> Duration {
+        self.started_at.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// The progress of a command that changes the identity, since the last call.
@@ -101,6 +121,10 @@ impl CommandObserver for CommandRecorder<'_> {
         // A node runs pipelined commands one after the other.
         let next_started_at = (self.commands.outstanding > 0).then_some(now);
         if let Some(since) = std::mem::replace(&mut self.commands.started_at, next_started_at) {
+            if command == Command::ChangeUser {
+                let error = if let CommandOutcome::Error(code) = outcome { Some(code) } else { None };
+                self.commands.change_user_result = Some(ChangeUserResult { error, duration: now - since });
+            }
             let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);
             self.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
             self.counts.command_microseconds.add(took);

@@ -92,7 +92,21 @@ pub(crate) struct Published {
     /// Whether sessions may migrate.
     #[serde(default = "is_on_by_default")]
     pub(crate) migration: bool,
+    /// None: logins are not logged.
+    #[serde(default)]
+    pub(crate) login_log: Option<LoginLogConfig>,
     pub(crate) nodes: Vec<NodeInfo>,
+}
+
+/// The login log.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoginLogConfig {
+    pub(crate) path: PathBuf,
+    /// The size at which the module rotates the file; 0: never.
+    pub(crate) max_bytes: f64,
+    /// How many rotated files are kept.
+    pub(crate) keep: f64,
 }
 
 // The control plane omits values that are equal to these, so that it can also configure modules without these keys.
@@ -350,6 +364,11 @@ mod tests {
         assert!(read.offload && read.migration, "both are on unless the control plane says otherwise");
         // The control plane omits these values: controlplane/config/sql.py.
         assert_eq!((read.wait_for_node, read.max_waiting_logins, read.ready), (5.0, 10_000.0, true));
+        assert_eq!(read.login_log, None);
+        let log = r#"{"path":"/log/logins.log","max_bytes":65536,"keep":2}"#;
+        let read = live(&whole.replace("NODES", &format!(r#"[],"login_log":{log}"#))).expect("a valid configuration");
+        let login_log = read.and_then(|published| published.login_log).expect("a login log");
+        assert_eq!(login_log, LoginLogConfig { path: "/log/logins.log".into(), max_bytes: 65536.0, keep: 2.0 });
         let off = whole.replace("NODES", r#"[],"offload":false,"migration":false"#);
         let read = live(&off).expect("a valid configuration").expect("published values");
         assert!(!read.offload && !read.migration);

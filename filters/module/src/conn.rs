@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use envoy_abi::socket::Socket;
-use tls::{Stream, TlsError};
+use tls::{Stream, TlsDetails, TlsError};
 
 use crate::offload::EventKey;
 use crate::worker::WorkerContext;
@@ -89,6 +89,11 @@ impl Conn {
 
     pub(crate) fn has_tls(&self) -> bool {
         self.tls.borrow().is_some()
+    }
+
+    /// None: the connection has no TLS, or its handshake is not complete.
+    pub(crate) fn tls_details(&self) -> Option<TlsDetails> {
+        self.tls.borrow().as_ref().and_then(|stream| stream.details())
     }
 
     /// Whether a write has failed, because the connection is broken.

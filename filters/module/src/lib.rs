@@ -10,6 +10,7 @@
 //! [`worker`] has the state of one worker, and the work of a turn.
 //! [`readiness`] tells load balancers whether this Envoy is ready for new clients.
 //! [`live_config`] applies the configuration that the control plane changes while Envoy runs.
+//! [`login_log`] writes a line for each login.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
 #![deny(unsafe_code)]
@@ -29,6 +30,7 @@ mod hosts;
 mod live_config;
 mod login_failover;
 mod login_limits;
+mod login_log;
 mod migration_driver;
 mod migration_scheduler;
 mod migration_state;

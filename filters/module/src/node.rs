@@ -16,6 +16,7 @@ use std::time::Duration;
 use migration::quota::QuotaRemaining;
 use migration::target_choice::Release;
 use mysql_proto::error::ProxyError;
+use mysql_proto::login::TOO_MANY_CONNECTIONS;
 
 use crate::clock;
 use crate::ejection::{EjectReason, Ejection, EjectionDetails};
@@ -160,6 +161,15 @@ impl LoginFailure {
             Self::Denied => "denied",
             Self::ClientGone => "client_gone",
             Self::NodeFull => "node_full",
+        }
+    }
+
+    /// The code of the error that the client gets. None: it gets that of the node, or has left.
+    pub(crate) fn error_code(self) -> Option<u16> {
+        match self {
+            Self::Error(error) => Some(error.code_state_text().0),
+            Self::NodeFull => Some(TOO_MANY_CONNECTIONS),
+            Self::Denied | Self::ClientGone => None,
         }
     }
 }

@@ -7,6 +7,7 @@ mod identity;
 mod kept_states;
 mod lifecycle;
 mod login;
+mod login_record;
 mod migration;
 mod node_loss;
 mod token_plugin_scan;
@@ -156,7 +157,7 @@ impl Session {
         match effect {
             Effect::ReleaseNode => self.release_node(),
             Effect::StartTraffic => self.start_traffic(),
-            Effect::CountLoginFailure(failure) => self.count_login_failure(failure),
+            Effect::RecordLoginFailure(failure) => self.record_login_failure(failure),
             Effect::RejectLogin(rejection) => self.reject_login(rejection),
             Effect::LeaveNode => self.leave_node(),
             Effect::LeaveUnreachableNode => self.on_node_loss(LossEvent::NodeUnreachable),

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
@@ -17,7 +18,7 @@ use crate::node::{
     SessionState, SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{clock, deadlines, envoy_drain, filter, readiness, refresh, states_memory, switches, wakers};
+use crate::{clock, deadlines, envoy_drain, filter, login_log, readiness, refresh, states_memory, switches, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -61,12 +62,16 @@ pub(crate) struct Reporter {
     clients: Gauge,
     drain_phase: Gauge,
     drain: DrainCourse,
+    login_log_lines: Counter,
+    login_log_write_errors: Counter,
     sentinels: Sentinels,
     /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
     reported_at: Cell<Option<Duration>>,
     /// For each node, the last reported value of each series, in order.
     reported: RefCell<HashMap<String, Vec<u64>>>,
+    /// The last reported counts of the login log: lines written, lines dropped, write errors.
+    reported_login_log: Cell<[u64; 3]>,
 }
 
 impl Reporter {
@@ -93,16 +98,20 @@ impl Reporter {
             clients: metrics.gauge("clients", &[])?,
             drain_phase: metrics.gauge("drain_phase", &[])?,
             drain: DrainCourse::default(),
+            login_log_lines: metrics.counter("login_log_lines", &["result"])?,
+            login_log_write_errors: metrics.counter("login_log_write_errors", &[])?,
             sentinels: Sentinels::default(),
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
             reported: RefCell::default(),
+            reported_login_log: Cell::default(),
         })
     }
 
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION, instance()], 1);
         metrics.put(self.states_bytes, &[], states_memory::used() as u64);
+        self.report_login_log(metrics);
         for (part, by, is_off) in switches::switched_off() {
             metrics.put(self.switched_off, &[part, by], u64::from(is_off));
         }
@@ -117,6 +126,19 @@ impl Reporter {
         for node in node::all_nodes() {
             self.report_node(metrics, &node);
         }
+    }
+
+    /// Reports zeros, too, as soon as the log is on: a series that begins with another value shows no increase.
+    fn report_login_log(&self, metrics: &Metrics) {
+        let counts = &login_log::COUNTS;
+        let now = [&counts.written, &counts.dropped, &counts.write_errors].map(|count| count.load(Ordering::Relaxed));
+        if !login_log::is_on() && now == [0; 3] {
+            return;
+        }
+        let before = self.reported_login_log.replace(now);
+        metrics.add(self.login_log_lines, &["written"], now[0] - before[0]);
+        metrics.add(self.login_log_lines, &["dropped"], now[1] - before[1]);
+        metrics.add(self.login_log_write_errors, &[], now[2] - before[2]);
     }
 
     fn report_node(&self, metrics: &Metrics, node: &SharedNode) {
@@ -230,6 +252,7 @@ impl Extension for Reporter {
 
     fn shutdown(&self) {
         self.sentinels.stop();
+        login_log::stop();
         refresh::stop_all();
     }
 }

@@ -6,6 +6,7 @@
 use crate::error::ProxyError;
 use crate::handshake_response::{self, MAX_ATTRIBUTES_BYTES};
 use crate::login::SESSION_TOKEN_PLUGIN;
+use crate::login_names::LoginNames;
 
 /// The first payload byte of the command.
 pub const CHANGE_USER: u8 = 0x11;
@@ -41,6 +42,11 @@ impl<'a> ChangeUser<'a> {
         Some(Self { user, database, collation, plugin, attributes })
     }
 
+    #[must_use]
+    pub fn names(&self) -> LoginNames {
+        LoginNames::new(self.user, self.database)
+    }
+
     /// Checks whether the proxy passes the command on.
     ///
     /// # Errors
@@ -71,6 +77,7 @@ mod tests {
         let command = b"\x11other\0\x02\0xdb\0\x2d\0mysql_native_password\0\x03\x01a\0";
         let parsed = ChangeUser::parse(command).expect("a command");
         assert_eq!((parsed.user, parsed.database), (&b"other"[..], &b"db"[..]));
+        assert_eq!((parsed.names().user(), parsed.names().database()), (parsed.user, parsed.database));
         assert_eq!(parsed.collation, Some([0x2d, 0]));
         assert_eq!((parsed.plugin, parsed.attributes), (&b"mysql_native_password"[..], &b"\x03\x01a\0"[..]));
         assert_eq!(parsed.check(), Ok(()));

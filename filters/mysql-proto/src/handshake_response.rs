@@ -6,6 +6,7 @@
 
 use crate::capability::Capabilities;
 use crate::greeting::{MYSQL, clear_unsupported};
+use crate::login_names::LoginNames;
 use crate::secret::SecretBytes;
 use crate::{lenenc, packet};
 use std::ops::Range;
@@ -26,6 +27,10 @@ const EXTENDED: Range<usize> = 28..HEAD;
 /// The byte ranges of the fields that the proxy reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandshakeResponse {
+    /// The user's name.
+    user: Range<usize>,
+    /// None if the response has no database, or only a part of its name.
+    database: Option<Range<usize>>,
     /// The authentication data, without length or NUL.
     pub auth: Range<usize>,
     /// The authentication data with its length or NUL.
@@ -78,17 +83,23 @@ impl HandshakeResponse {
         end = end.min(payload.len());
         let auth_field = field..end;
         let mut plugin = None;
-        let is_database_complete = !capabilities.has(Capabilities::CONNECT_WITH_DB) || {
-            let name = until_nul(payload, end);
-            end = name.as_ref().map_or(end, |name| name.end + 1);
-            name.is_some()
-        };
+        let has_database = capabilities.has(Capabilities::CONNECT_WITH_DB);
+        let database = if has_database { until_nul(payload, end) } else { None };
+        end = database.as_ref().map_or(end, |name| name.end + 1);
+        let is_database_complete = !has_database || database.is_some();
         if is_database_complete && capabilities.has(Capabilities::PLUGIN_AUTH) && end < payload.len() {
             let name = until_nul(payload, end).unwrap_or(end..payload.len());
             end = payload.len().min(name.end + 1);
             plugin = Some(name);
         }
-        Some(Self { auth, auth_field, plugin, attributes: end..payload.len(), form })
+        Some(Self { user, database, auth, auth_field, plugin, attributes: end..payload.len(), form })
+    }
+
+    /// The user and the database in `payload`.
+    #[must_use]
+    pub fn names(&self, payload: &[u8]) -> LoginNames {
+        let database = self.database.clone().map_or(&[][..], |name| &payload[name]);
+        LoginNames::new(&payload[self.user.clone()], database)
     }
 
     /// Returns `payload` with `auth` as authentication data; None if `auth` is too long for the encoding.
@@ -188,6 +199,8 @@ mod tests {
                 };
                 let whole = payload(capabilities, field, rest);
                 let response = HandshakeResponse::parse(&whole, capabilities).expect("a response");
+                let names = response.names(&whole);
+                assert_eq!((names.user(), names.database()), (&b"root"[..], &b"test"[..if database { 4 } else { 0 }]));
                 assert_eq!(&whole[response.auth.clone()], b"abc");
                 assert_eq!(&whole[response.plugin.clone().expect("a plugin")], b"plug");
                 assert_eq!(&whole[response.attributes.clone()], b"\x00");

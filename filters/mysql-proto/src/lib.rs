@@ -19,6 +19,7 @@ pub mod greeting;
 pub mod handshake_response;
 pub mod lenenc;
 pub mod login;
+pub mod login_names;
 pub mod packet;
 mod packet_framer;
 mod pipeline_queue;

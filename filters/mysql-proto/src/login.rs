@@ -16,6 +16,7 @@ use crate::capability::Capabilities;
 use crate::error::{self, ProxyError};
 use crate::greeting::{self, Greeting};
 use crate::handshake_response::{HEAD, HandshakeResponse};
+use crate::login_names::LoginNames;
 use crate::packet::{HEADER, Header};
 use crate::secret::SecretBytes;
 pub use failover::{FailoverAction, LoginAttempt, TOO_MANY_CONNECTIONS};
@@ -133,6 +134,7 @@ pub struct Login {
     held_response: Option<(SecretBytes, HandshakeResponse)>,
     /// The client's response without its authentication data.
     response: Option<Vec<u8>>,
+    names: Option<LoginNames>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,6 +192,7 @@ impl Login {
             expected_password: ExpectedPassword::No,
             held_response: None,
             response: None,
+            names: None,
         }
     }
 
@@ -204,6 +207,27 @@ impl Login {
     /// before it is sent.
     pub fn take_response(&mut self) -> Option<Vec<u8>> {
         self.response.take()
+    }
+
+    /// The user and the database; None until the client has sent its response.
+    #[must_use]
+    pub const fn names(&self) -> Option<&LoginNames> {
+        self.names.as_ref()
+    }
+
+    /// Whether the client has sent anything. Valid until the login ends.
+    #[must_use]
+    pub fn has_client_bytes(&self) -> bool {
+        self.claimed.is_some() || !self.from_client.is_empty()
+    }
+
+    /// The code of the error with which the node has rejected the login; None: it has not.
+    #[must_use]
+    pub const fn node_error(&self) -> Option<u16> {
+        match self.stage {
+            LoginStage::Finished(Progress::Denied(code)) => Some(code),
+            _ => None,
+        }
     }
 
     /// Takes bytes from the client (decrypted if there is TLS). Returns how many were taken, and the progress. All are

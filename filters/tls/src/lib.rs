@@ -24,4 +24,4 @@ pub use connector::{TlsConnector, Verify};
 pub use error::{Peer, TlsError};
 pub use password::RsaPasswordKey;
 pub use peer_rules::{MinVersion, PeerRules};
-pub use stream::{ReceiveResult, Stream};
+pub use stream::{ReceiveResult, Stream, TlsDetails};

@@ -3,10 +3,10 @@
 use std::mem;
 
 use mysql_proto::secret::SecretBytes;
-use rustls::Error;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic};
+use rustls::{Error, ProtocolVersion};
 
 use crate::buffer::TlsBuffer;
 use crate::{Peer, TlsError};
@@ -25,6 +25,14 @@ pub enum ReceiveResult {
     Open,
     /// The peer sent close_notify. Further bytes are ignored.
     Closed,
+}
+
+/// What the handshake of a connection has agreed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsDetails {
+    pub version: &'static str,
+    pub cipher: String,
+    pub has_peer_certificate: bool,
 }
 
 /// One connection, to a client or to a node.
@@ -145,6 +153,24 @@ impl Stream {
             TlsConnection::Server(connection) => connection.is_handshaking(),
             TlsConnection::Client(connection) => connection.is_handshaking(),
         }
+    }
+
+    /// The protocol, such as `TLSv1.3`, the cipher suite by its name at IANA, and whether the peer has a certificate.
+    /// None: the handshake is not complete.
+    #[must_use]
+    pub fn details(&self) -> Option<TlsDetails> {
+        let common: &rustls::CommonState = match &self.connection {
+            TlsConnection::Server(connection) => connection,
+            TlsConnection::Client(connection) => connection,
+        };
+        let version = match common.protocol_version().filter(|_| !self.is_handshaking())? {
+            ProtocolVersion::TLSv1_2 => "TLSv1.2",
+            ProtocolVersion::TLSv1_3 => "TLSv1.3",
+            _ => return None,
+        };
+        // rustls calls the suites of TLS 1.3 `TLS13_...`.
+        let cipher = common.negotiated_cipher_suite()?.suite().as_str()?.replacen("TLS13_", "TLS_", 1);
+        Some(TlsDetails { version, cipher, has_peer_certificate: common.peer_certificates().is_some() })
     }
 
     /// Ends the sending direction with close_notify; the peer can still send. During the handshake nothing is sent: the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.support.controlplane.xds_server import XdsTestBed, make_node_plan, ma
 from tests.support.fake_servers import FakeServer, run_fake_server
 from tests.support.module.bootstrap import require_module
 from tests.support.module.envoy import serve_ok, with_timeout
+from tests.support.module.login_log import subset, wait_for_lines
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import assert_never, wait_until
 
@@ -69,6 +71,14 @@ async def is_served(test_bed: XdsTestBed) -> bool:
     return packet[0] == 0x0A
 
 
+async def set_login_log(test_bed: XdsTestBed, path: Path | None) -> None:
+    """Change the setting, and wait until Envoy has applied it."""
+    before = test_bed.status.published_version
+    test_bed.server.configure(test_bed.with_settings({"sql": {"login_log": {"path": path}}}))
+    await wait_until(lambda: test_bed.status.published_version != before)
+    await wait_until(test_bed.is_acked)
+
+
 async def test_node_changes_reach_module_without_closing_sessions(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
@@ -88,6 +98,25 @@ async def test_node_changes_reach_module_without_closing_sessions(
             await wait_until(test_bed.is_acked)
             await test_bed.publish(plan_with(node))
             await wait_until(lambda: is_served(test_bed))
+            assert (await with_timeout(session.send_command(0x0E)))[0] == 0
+        assert rejections(test_bed) == []
+
+
+async def test_login_log_is_switched_on_and_off_without_closing_sessions(
+    tmp_path: Path, ports: Ports, envoy_process: StartEnvoy, delta: bool
+) -> None:
+    log = tmp_path / "logins.log"
+    async with run_test_bed(ports, envoy_process, delta=delta) as (test_bed, node):
+        await test_bed.publish(plan_with(node))
+        await wait_until(lambda: is_served(test_bed))
+        async with connect_client(test_bed) as session:
+            assert (await with_timeout(session.login()))[0] == 0
+            for path in (log, None):
+                await set_login_log(test_bed, path)
+                async with connect_client(test_bed) as client:
+                    assert (await with_timeout(client.login()))[0] == 0
+            (line,) = await wait_for_lines(log, 1)
+            assert subset(line, "user", "node", "result") == ("root", "a:4000", "ok")
             assert (await with_timeout(session.send_command(0x0E)))[0] == 0
         assert rejections(test_bed) == []
 

@@ -17,10 +17,10 @@ from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.controlplane.api_server import problem_kind
 from tests.support.controlplane.cli_process import run_tidevoy
+from tests.support.small_disk import SmallDisk, small_disk
 from tests.support.tidb.drill_load import DrillLoad
 from tests.support.tidb.node_operations import drain, undrain, wait_for_state
 from tests.support.tidb.sessions import TrackedSessions, connect, query_rows, query_value, session_port
-from tests.support.tidb.small_disk import SmallDisk, small_disk
 from tests.support.waiting import wait_until
 
 DISK_BYTES = 8 * 1024 * 1024

@@ -83,6 +83,15 @@ def test_ejection_is_exported_with_reason_and_time() -> None:
     assert registry.get_sample_value("tidevoy_node_ejected_since", labels) == 1000
 
 
+def test_login_log_is_exported_if_it_is_on() -> None:
+    written = metric_family("tidevoy.login_log_lines", 7, result="written")
+    registry = registry_of(report("one", *all_families(A)), report("two", written))
+    for labels, value in (({"result": "written"}, 7), ({"result": "dropped"}, 0)):
+        assert registry.get_sample_value("tidevoy_login_log_lines_total", {"envoy": "two"} | labels) == value
+        assert registry.get_sample_value("tidevoy_login_log_lines_total", {"envoy": "one"} | labels) is None
+    assert registry.get_sample_value("tidevoy_login_log_write_errors_total", {"envoy": "two"}) == 0
+
+
 def test_dropped_series_are_counted() -> None:
     unknown_node_family = metric_family("tidevoy.logins", 1, node="10.9.9.9:4000")
     registry = registry_of(report("one", *all_families(A), unknown_node_family))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.model.traffic import Ejection, ModuleReport, SessionCounts, Traffic
+from controlplane.model.traffic import Ejection, LoginLogCounts, ModuleReport, SessionCounts, Traffic
 from controlplane.observe.envoy_reports.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 from tests.support.controlplane.telemetry_messages import (
@@ -75,6 +75,19 @@ def test_parts_that_envoys_runtime_switches_off_are_reported() -> None:
     report = flush(stream, switch("offload", 1), switch("speed", 1))
     assert (report.runtime_off, report.dropped_series) == (both, 1)
     assert flush(stream, switch("offload", 0), switch("migration", 0)).runtime_off == frozenset()
+
+
+def test_counts_of_the_login_log_are_reported_once_the_log_is_on() -> None:
+    def lines(result: str, value: int) -> bytes:
+        return metric_family("tidevoy.login_log_lines", value, result=result)
+
+    stream = new_stream()
+    assert flush(stream).login_log is None
+    assert flush(stream, lines("written", 0)).login_log == LoginLogCounts()
+    errors = metric_family("tidevoy.login_log_write_errors", 2)
+    report = flush(stream, lines("written", 7), lines("dropped", 3), errors, lines("lost", 1))
+    assert (report.login_log, report.dropped_series) == (LoginLogCounts(7, 3, 2), 1)
+    assert flush(stream, lines("written", 8)).login_log == LoginLogCounts(8, 3, 2)
 
 
 def test_every_family_is_parsed() -> None:

@@ -138,6 +138,18 @@ def test_live_config_names_only_switches_that_are_off() -> None:
     assert switches(SwitchOverrides(ready=True)) == {}
 
 
+def test_live_config_has_the_login_log_if_it_is_on() -> None:
+    def login_log(**values: Any) -> Any:
+        settings = Settings.model_validate({"sql": {"login_log": values}})
+        published = json.loads(live_configs.render_live_config(Plan(), [], settings, ""))["published"]
+        return published.get("login_log")
+
+    assert login_log() is login_log(max_bytes=1, keep=2) is None
+    assert login_log(path="/log/logins") == {"path": "/log/logins", "max_bytes": 100 << 20, "keep": 5}
+    expected = {"path": "/dev/stdout", "max_bytes": 0, "keep": 0}
+    assert login_log(path="/dev/stdout", max_bytes=0, keep=0) == expected
+
+
 def test_publishes_health_weight_and_state_ordered_by_address() -> None:
     rows = endpoints(
         planned("tidb-2:4000", "10.0.0.2:4000", EdsHealth.UNHEALTHY, 0, State.UNHEALTHY),

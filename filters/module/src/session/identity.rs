@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use migration::identity::Identity;
 use mysql_proto::change_user::{CHANGE_USER, ChangeUser, MAX_CHANGE_USER_BYTES};
 use mysql_proto::error::ProxyError;
+use mysql_proto::login_names::LoginNames;
 use mysql_proto::packet::{HEADER, Header};
 use mysql_proto::secret::SecretBytes;
 
@@ -59,6 +60,15 @@ impl SessionIdentity {
             command.clear();
             self.current.replace(None);
         }
+    }
+
+    /// The user and the database of the present change of user. None: the module does not know them.
+    pub(super) fn change_user_names(&self) -> Option<LoginNames> {
+        let command = self.change_command.borrow();
+        let header = Header::parse(&command)?;
+        let payload =
+            command.get(HEADER..HEADER + header.length).filter(|payload| payload.first() == Some(&CHANGE_USER))?;
+        ChangeUser::parse(payload).map(|change| change.names())
     }
 
     /// Handles bytes of the node, in which the tracker has found `change`.
@@ -115,7 +125,10 @@ impl Session {
             return Ok(Some(whole));
         }
         let (command, rest) = whole.split_at(HEADER + header.length);
-        ChangeUser::parse(&command[HEADER..]).map_or(Ok(()), |change| change.check())?;
+        if let Err(why) = ChangeUser::parse(&command[HEADER..]).map_or(Ok(()), |change| change.check()) {
+            self.identity.change_command.replace(whole); // for the login log
+            return Err(why);
+        }
         if !self.migration.has_migrated() {
             return Ok(Some(whole));
         }

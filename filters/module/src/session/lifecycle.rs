@@ -103,11 +103,11 @@ pub(crate) enum Rejection {
 pub(crate) enum Effect {
     /// Stops counting the session at its node.
     ReleaseNode,
-    /// Counts the login, starts the idle timeout, and requests a migration if the node is draining.
+    /// Counts and logs the login, starts the idle timeout, and requests a migration if the node is draining.
     StartTraffic,
-    /// Counts a failed login.
-    CountLoginFailure(LoginFailure),
-    /// Counts a failed login, and keeps the error for the client until its connection closes.
+    /// Counts and logs a failed login.
+    RecordLoginFailure(LoginFailure),
+    /// Counts and logs a failed login, and keeps the error for the client until its connection closes.
     RejectLogin(Rejection),
     /// Stops the session's probes and its migration, and stops counting it at its node.
     LeaveNode,
@@ -143,7 +143,7 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Waiting, Event::ClientFinished) => (
             Rejected,
             vec![
-                Effect::CountLoginFailure(LoginFailure::ClientGone),
+                Effect::RecordLoginFailure(LoginFailure::ClientGone),
                 Effect::CloseClient(LoginFailure::ClientGone.name()),
             ],
         ),
@@ -154,13 +154,13 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Login, Event::LoggedIn) => (Established, vec![Effect::StartTraffic]),
 
         (Connecting | Login | LoginFailover, Event::LoginFailed(failure)) => {
-            (Rejected, vec![Effect::CountLoginFailure(failure)])
+            (Rejected, vec![Effect::RecordLoginFailure(failure)])
         }
         (Waiting | Connecting | Login | LoginFailover, Event::LoginRefused(why)) => {
             reject(Rejection::Error(why), why.name())
         }
         (Connecting | Login | LoginFailover, Event::ClientFinished) => {
-            (Rejected, vec![Effect::CountLoginFailure(LoginFailure::ClientGone)])
+            (Rejected, vec![Effect::RecordLoginFailure(LoginFailure::ClientGone)])
         }
         // The nodes took too long, not the client.
         (Connecting, Event::TimedOut) => reject(Rejection::NoNode, ProxyError::NoNode.name()),
@@ -174,7 +174,7 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Login, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NodeLost)]),
         (LoginFailover, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NodeFull)]),
         (Waiting | Connecting | Login | LoginFailover, Event::ClientClosed { by_client: true }) => {
-            (Closed, vec![Effect::CountLoginFailure(LoginFailure::ClientGone), Effect::ReleaseAll])
+            (Closed, vec![Effect::RecordLoginFailure(LoginFailure::ClientGone), Effect::ReleaseAll])
         }
         (Waiting | Connecting | Login | LoginFailover, Event::ClientClosed { by_client: false }) => {
             (Closed, vec![Effect::RejectLogin(Rejection::NodeLost), Effect::ReleaseAll])
@@ -184,7 +184,7 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Established, Event::CommandRefused(why)) => (
             Rejected,
             vec![
-                Effect::CountLoginFailure(LoginFailure::Error(why)),
+                Effect::RecordLoginFailure(LoginFailure::Error(why)),
                 Effect::LeaveNode,
                 Effect::StartDeadline(REJECTION_TIMEOUT),
             ],

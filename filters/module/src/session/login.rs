@@ -77,6 +77,16 @@ impl SessionLogin {
         }
     }
 
+    /// None: the module has refused the login.
+    pub(super) fn relay(&self) -> Option<&Login> {
+        self.relay.as_ref()
+    }
+
+    /// The time since the client has connected.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.began_at.elapsed()
+    }
+
     fn count_held_bytes(&self) -> Result<(), ProxyError> {
         let held = self.relay.as_ref().map_or(0, Login::held_bytes);
         self.slot.as_ref().map_or(Ok(()), |slot| slot.set_bytes(held as u64))
@@ -174,7 +184,7 @@ impl Session {
 
     /// Ends the wait for a node if it is over, or if the client has left. Envoy does not notice that meanwhile.
     pub(super) fn check_wait(self: &Rc<Self>) {
-        let waited = self.with_session_login(|login| login.began_at.elapsed()).unwrap_or_default();
+        let waited = self.with_session_login(|login| login.elapsed()).unwrap_or_default();
         let rest = live_config::limits().wait_for_node.saturating_sub(waited);
         if self.has_client_left() {
             self.handle(Event::ClientFinished);
@@ -269,6 +279,8 @@ impl Session {
             Progress::Established(capabilities) => {
                 self.create_traffic(capabilities);
                 self.handle(Event::LoggedIn);
+                // Dropped when the login is no longer borrowed.
+                let _login = self.login.take();
             }
             Progress::Denied(TOO_MANY_CONNECTIONS) => self.handle(Event::LoginFailed(LoginFailure::NodeFull)),
             Progress::Denied(_) => self.handle(Event::LoginFailed(LoginFailure::Denied)),
@@ -281,17 +293,19 @@ impl Session {
         }
     }
 
-    /// The node has accepted the login: replaces the state of the login by the state of an established session.
+    /// The node has accepted the login: creates the state of an established session.
     fn create_traffic(&self, capabilities: Capabilities) {
-        let Some(mut login) = self.login.take() else { return };
-        let response = login.relay.as_mut().and_then(Login::take_response);
+        let taken = self.with_session_login(|login| {
+            (login.relay.as_mut().and_then(Login::take_response), login.has_plain_node_side)
+        });
+        let Some((response, has_plain_node_side)) = taken else { return };
         let identity = response.and_then(|response| Identity::from_handshake_response(&response, capabilities));
         self.identity.set(identity);
-        self.traffic.replace(Some(Traffic::new(capabilities, login.has_plain_node_side)));
+        self.traffic.replace(Some(Traffic::new(capabilities, has_plain_node_side)));
     }
 
     pub(super) fn start_traffic(self: &Rc<Self>) {
-        self.with_counts(|counts| counts.logins.add(1));
+        self.record_login();
         if self.idle_timeout().is_zero() {
             self.deadline.replace(None);
         }
@@ -385,38 +399,34 @@ impl Session {
         output.onward.to_vec()
     }
 
-    pub(super) fn count_login_failure(&self, failure: LoginFailure) {
-        self.with_counts(|counts| counts.login_failures[failure.index()].add(1));
-    }
-
-    /// Counts a failed login, and keeps the error for the client.
+    /// Counts and logs a failed login, and keeps the error for the client.
     pub(super) fn reject_login(self: &Rc<Self>, rejection: Rejection) {
         let packet = match rejection {
             Rejection::Error(why) => {
-                self.count_login_failure(LoginFailure::Error(why));
+                self.record_login_failure(LoginFailure::Error(why));
                 self.error_packet(why)
             }
             Rejection::NodeLost => {
                 let why = self.login_loss_error();
-                self.count_login_failure(LoginFailure::Error(why));
+                self.record_login_failure(LoginFailure::Error(why));
                 self.error_packet(why)
             }
             Rejection::NoNode => match self.with_session_login(|login| login.full_node_error.take()).flatten() {
                 Some((node, packet)) => {
-                    node.counts.login_failures[LoginFailure::NodeFull.index()].add(1);
+                    self.record_login_failure_at(LoginFailure::NodeFull, &node);
                     packet
                 }
                 None => {
                     self.with_session_login(|login| {
                         no_node_log::log_login_without_node(&self.worker.hosts, &login.tried_endpoints);
                     });
-                    self.count_login_failure(LoginFailure::Error(ProxyError::NoNode));
+                    self.record_login_failure(LoginFailure::Error(ProxyError::NoNode));
                     self.error_packet(ProxyError::NoNode)
                 }
             },
             Rejection::NodeFull => {
                 let packet = self.abandon_login_failover();
-                self.count_login_failure(LoginFailure::NodeFull); // at the first node, to which the login has returned
+                self.record_login_failure(LoginFailure::NodeFull); // at the first node, to which the login has returned
                 packet
             }
         };

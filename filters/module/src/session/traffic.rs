@@ -147,7 +147,7 @@ impl Session {
     /// Tracks bytes of the node, up to a response to COM_PING that follows other responses. Returns how many bytes it
     /// has tracked, and whether these go to the client.
     pub(crate) fn on_node_bytes(&self, bytes: &[u8]) -> (usize, PassDecision) {
-        let (taken, change, request, may_expose) = {
+        let (taken, change, change_user, request, may_expose) = {
             let (mut traffic, node) = (self.traffic.borrow_mut(), self.node.borrow());
             let (Some(traffic), Some(assigned)) = (&mut *traffic, &*node) else {
                 return (bytes.len(), PassDecision::Pass);
@@ -158,15 +158,20 @@ impl Session {
             traffic.bytes_to_client += taken as u64;
             assigned.node.counts.bytes_to_client.add(taken as u64);
             let change = traffic.commands.take_identity_change();
+            let mut change_user = None;
             if matches!(change, IdentityChange::Done | IdentityChange::Failed) {
                 traffic.token_plugin_scan.stop();
+                change_user = traffic.commands.take_change_user_result();
             }
-            (taken, change, traffic.commands.take_password_request(), traffic.may_expose_password())
+            (taken, change, change_user, traffic.commands.take_password_request(), traffic.may_expose_password())
         };
+        if let Some(result) = change_user {
+            self.log_change_user(result);
+        }
         self.identity.on_node_bytes(change);
         self.restart_idle_timeout();
         let passing = if let Some(why) = request.and_then(|request| self.check_password_request(request)) {
-            self.count_login_failure(LoginFailure::Error(why)); // a change of user counts as a login
+            self.record_login_failure(LoginFailure::Error(why)); // a change of user counts as a login
             PassDecision::Reject(why)
         } else if may_expose {
             PassDecision::PassAndClose

@@ -69,10 +69,12 @@ impl Login {
             return Err(Progress::StartClientTls);
         }
         let claimed = *self.claimed.get_or_insert(claimed);
+        let response = HandshakeResponse::parse(&payload, claimed);
+        self.names = response.as_ref().map(|response| response.names(&payload));
         if self.client_head.is_none() && self.rules.client_tls == ClientTls::Required {
             return rejected(ProxyError::TlsRequired);
         }
-        let Some(response) = HandshakeResponse::parse(&payload, claimed) else {
+        let Some(response) = response else {
             return rejected(ProxyError::BadPacket);
         };
         // Some clients (PHP's mysqlnd) compress after the OK packet if they asked for it, even if the server did not

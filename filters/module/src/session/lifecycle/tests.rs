@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::Effect::{
-    CheckIdleTimeout, CheckWait, CloseClient, ContinueConnection, CountLoginFailure, ExtendDeadline, LeaveNode,
-    LeaveUnreachableNode, RejectLogin, ReleaseAll, ReleaseNode, StartDeadline, StartTraffic,
+    CheckIdleTimeout, CheckWait, CloseClient, ContinueConnection, ExtendDeadline, LeaveNode, LeaveUnreachableNode,
+    RecordLoginFailure, RejectLogin, ReleaseAll, ReleaseNode, StartDeadline, StartTraffic,
 };
 use super::Event::{
     ClientClosed, ClientClosing, ClientFinished, ClientProgress, CommandRefused, LoggedIn, LoginFailed, LoginRefused,
@@ -44,7 +44,7 @@ type Transition = (SessionPhase, Event, SessionPhase, &'static [Effect]);
 
 const MINUTE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
-const CLIENT_GONE: Effect = CountLoginFailure(LoginFailure::ClientGone);
+const CLIENT_GONE: Effect = RecordLoginFailure(LoginFailure::ClientGone);
 const CLOSED_BY_CLIENT: Event = ClientClosed { by_client: true };
 const CLOSED_BY_ENVOY: Event = ClientClosed { by_client: false };
 
@@ -65,7 +65,7 @@ const TRANSITIONS: &[Transition] = &[
     (Waiting, CLOSED_BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
     (Connecting, NodeFailed, Connecting, &[ReleaseNode]),
     (Connecting, NodeGreeted, Login, &[]),
-    (Connecting, LoginFailed(LoginFailure::Denied), Rejected, &[CountLoginFailure(LoginFailure::Denied)]),
+    (Connecting, LoginFailed(LoginFailure::Denied), Rejected, &[RecordLoginFailure(LoginFailure::Denied)]),
     (
         Connecting,
         LoginRefused(MODULE_ERROR),
@@ -79,7 +79,7 @@ const TRANSITIONS: &[Transition] = &[
     (Connecting, CLOSED_BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
     (Login, NodeFull, LoginFailover, &[]),
     (Login, LoggedIn, Established, &[StartTraffic]),
-    (Login, LoginFailed(LoginFailure::Denied), Rejected, &[CountLoginFailure(LoginFailure::Denied)]),
+    (Login, LoginFailed(LoginFailure::Denied), Rejected, &[RecordLoginFailure(LoginFailure::Denied)]),
     (
         Login,
         LoginRefused(MODULE_ERROR),
@@ -103,7 +103,7 @@ const TRANSITIONS: &[Transition] = &[
     (Login, CLOSED_BY_CLIENT, Closed, &[CLIENT_GONE, ReleaseAll]),
     (Login, CLOSED_BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
     (LoginFailover, LoginResumed, Login, &[]),
-    (LoginFailover, LoginFailed(LoginFailure::Denied), Rejected, &[CountLoginFailure(LoginFailure::Denied)]),
+    (LoginFailover, LoginFailed(LoginFailure::Denied), Rejected, &[RecordLoginFailure(LoginFailure::Denied)]),
     (
         LoginFailover,
         LoginRefused(MODULE_ERROR),
@@ -119,7 +119,7 @@ const TRANSITIONS: &[Transition] = &[
         Established,
         CommandRefused(MODULE_ERROR),
         Rejected,
-        &[CountLoginFailure(LoginFailure::Error(MODULE_ERROR)), LeaveNode, StartDeadline(SECOND)],
+        &[RecordLoginFailure(LoginFailure::Error(MODULE_ERROR)), LeaveNode, StartDeadline(SECOND)],
     ),
     (Established, Event::NodeClosed, SessionPhase::NodeClosed, &[LeaveNode, StartDeadline(MINUTE)]),
     (Established, NodeUnreachable, Established, &[LeaveUnreachableNode]),
@@ -168,8 +168,8 @@ proptest! {
         }
         let count = |is_counted: fn(&Effect) -> bool| effects.iter().filter(|&effect| is_counted(effect)).count();
         let logins = count(|effect| *effect == StartTraffic);
-        let failures = count(|effect| matches!(effect, CountLoginFailure(_) | RejectLogin(_)));
-        let refused_commands = count(|effect| matches!(effect, CountLoginFailure(LoginFailure::Error(_))));
+        let failures = count(|effect| matches!(effect, RecordLoginFailure(_) | RejectLogin(_)));
+        let refused_commands = count(|effect| matches!(effect, RecordLoginFailure(LoginFailure::Error(_))));
         prop_assert_eq!(phase, Closed);
         prop_assert_eq!(effects.last(), Some(&ReleaseAll));
         prop_assert_eq!(logins + failures - refused_commands, 1);

@@ -1,0 +1,174 @@
+//! The file of the login log. It follows a file that was renamed, and rotates a file that has reached its size limit.
+//!
+//! Several Envoys of a machine may write to the same file: each write appends whole lines, and a rotation locks the
+//! file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::pending::PendingLines;
+use crate::config::LoginLogConfig;
+
+/// The file has names of users, so it is not readable for everybody.
+const MODE: u32 = 0o640;
+
+/// Writes to a pipe of at most `PIPE_BUF` bytes are atomic (pipe(7)): lines of other writers do not end up within them.
+const MAX_PIPE_WRITE_BYTES: u64 = 4096;
+
+/// The target of the log.
+pub(super) struct LogFile {
+    path: PathBuf,
+    /// The size at which the file is rotated; 0: never.
+    max_bytes: u64,
+    /// How many rotated files are kept.
+    kept_files: u32,
+    open: Option<OpenFile>,
+}
+
+struct OpenFile {
+    file: File,
+    /// The device and inode of the file; None: standard output or standard error, which stay the same.
+    id: Option<(u64, u64)>,
+    /// The size after the last write that ended within a line.
+    length_inside_line: Option<u64>,
+}
+
+impl LogFile {
+    pub(super) fn new(config: &LoginLogConfig) -> Self {
+        Self {
+            path: config.path.clone(),
+            max_bytes: config.max_bytes as u64,
+            kept_files: config.keep as u32,
+            open: None,
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends all lines, and adds their number to `count`. After an error, the rest can be written by another call.
+    ///
+    /// # Errors
+    /// The file cannot be opened, written or rotated. If it only cannot be rotated, all lines are written nevertheless.
+    pub(super) fn append(&mut self, lines: &mut PendingLines, mut count: impl FnMut(u64)) -> io::Result<()> {
+        let mut rotation = Ok(());
+        while !lines.is_empty() {
+            let length = self.prepare(lines)?;
+            let mut max_bytes = match length {
+                Some(length) if self.max_bytes > 0 && rotation.is_ok() => self.max_bytes.saturating_sub(length),
+                Some(_) => u64::MAX,
+                None => MAX_PIPE_WRITE_BYTES,
+            };
+            let fits = lines.is_inside_line() || lines.next(max_bytes).len() as u64 <= max_bytes;
+            if !fits && length.is_some_and(|length| length > 0) {
+                match self.rotate() {
+                    Ok(true) => continue,
+                    Ok(false) => max_bytes = u64::MAX, // another Envoy is rotating the file
+                    Err(error) => {
+                        rotation = Err(error);
+                        continue;
+                    }
+                }
+            }
+            count(self.write(lines, max_bytes)?);
+        }
+        rotation
+    }
+
+    /// Opens the file, or opens it again if it was renamed or deleted. Returns its size; None: it is no regular file,
+    /// or is standard output.
+    fn prepare(&mut self, lines: &mut PendingLines) -> io::Result<Option<u64>> {
+        if self.open.as_ref().is_some_and(|open| open.id.is_some() && open.id != id_of(&self.path)) {
+            self.open = None;
+        }
+        let is_new = self.open.is_none();
+        let open = match &mut self.open {
+            Some(open) => open,
+            none => none.insert(OpenFile::new(&self.path)?),
+        };
+        let metadata = open.file.metadata()?;
+        let length = (open.id.is_some() && metadata.is_file()).then_some(metadata.len());
+        // If the file is another one, or was truncated, the rest of the line would be no JSON.
+        let is_changed = is_new || length.is_some() && open.length_inside_line != length;
+        if lines.is_inside_line() && is_changed {
+            lines.restart_line();
+        }
+        Ok(length)
+    }
+
+    /// Writes once. Returns how many lines are now complete.
+    fn write(&mut self, lines: &mut PendingLines, max_bytes: u64) -> io::Result<u64> {
+        let Some(open) = &mut self.open else { return Ok(0) };
+        loop {
+            match open.file.write(lines.next(max_bytes)) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    let complete = lines.advance(written);
+                    if lines.is_inside_line() {
+                        open.length_inside_line = open.file.metadata().ok().map(|metadata| metadata.len());
+                    }
+                    return Ok(complete);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Renames the file to `.1`, and each rotated file to the next number. Ok(false): another process is doing it.
+    fn rotate(&mut self) -> io::Result<bool> {
+        // Dropping the file releases the lock.
+        let Some(open) = self.open.take() else { return Ok(false) };
+        if !envoy_abi::file_lock::try_lock(&open.file)? {
+            self.open = Some(open);
+            return Ok(false);
+        }
+        if open.id != id_of(&self.path) {
+            return Ok(true); // another process has just done it
+        }
+        let rotated = |number: u32| {
+            let mut name = self.path.clone().into_os_string();
+            name.push(format!(".{number}"));
+            PathBuf::from(name)
+        };
+        if self.kept_files == 0 {
+            return fs::remove_file(&self.path).map(|()| true);
+        }
+        for number in (1..self.kept_files).rev() {
+            match fs::rename(rotated(number), rotated(number + 1)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        fs::rename(&self.path, rotated(1)).map(|()| true)
+    }
+}
+
+impl OpenFile {
+    fn new(path: &Path) -> io::Result<Self> {
+        // Opening these two paths fails if they are sockets, as in a service of systemd.
+        let standard = match path.to_str() {
+            Some("/dev/stdout") => Some(io::stdout().as_fd().try_clone_to_owned()?),
+            Some("/dev/stderr") => Some(io::stderr().as_fd().try_clone_to_owned()?),
+            _ => None,
+        };
+        if let Some(standard) = standard {
+            return Ok(Self { file: standard.into(), id: None, length_inside_line: None });
+        }
+        let file = OpenOptions::new().append(true).create(true).mode(MODE).open(path)?;
+        let metadata = file.metadata()?;
+        Ok(Self { file, id: Some((metadata.dev(), metadata.ino())), length_inside_line: None })
+    }
+}
+
+/// None: there is no such file.
+fn id_of(path: &Path) -> Option<(u64, u64)> {
+    fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+#[cfg(test)]
+mod tests;
