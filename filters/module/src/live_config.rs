@@ -14,7 +14,7 @@ use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 
 use crate::config::{self, NodeInfo};
 use crate::switches::{self, Switches};
-use crate::wakers;
+use crate::{connection_limits, wakers};
 
 /// The listener filter that carries the configuration. It lets all connections pass.
 pub(crate) struct LiveConfigFilter;
@@ -74,6 +74,7 @@ pub(crate) fn on_received(config: config::LiveConfig) {
         wait_for_node: seconds(published.wait_for_node),
         max_waiting_logins: published.max_waiting_logins as usize,
     };
+    connection_limits::publish(&published.limits);
     switches::set_published(Switches { offload: published.offload, migration: published.migration });
     publish(limits, published.ready, published.group, published.nodes.into());
 }

@@ -16,7 +16,7 @@ use crate::node::{
     SessionState, SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{clock, deadlines, readiness, refresh, states_memory, switches, wakers};
+use crate::{clock, connection_limits, deadlines, readiness, refresh, states_memory, switches, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -57,6 +57,12 @@ pub(crate) struct Reporter {
     switched_off: Gauge,
     ejected_since: Gauge,
     states_bytes: Gauge,
+    limit_connections: Gauge,
+    limit_quota: Gauge,
+    limit_over_quota: Gauge,
+    limit_refusals: Counter,
+    /// The refusals that were reported, by rule.
+    reported_refusals: RefCell<HashMap<String, u64>>,
     sentinels: Sentinels,
     /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
@@ -86,6 +92,11 @@ impl Reporter {
             switched_off: metrics.gauge("switched_off", &["part", "by"])?,
             ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
             states_bytes: metrics.gauge("states_bytes", &[])?,
+            limit_connections: metrics.gauge("limit_connections", &["rule"])?,
+            limit_quota: metrics.gauge("limit_quota", &["rule"])?,
+            limit_over_quota: metrics.gauge("limit_over_quota", &["rule"])?,
+            limit_refusals: metrics.counter("limit_refusals", &["rule"])?,
+            reported_refusals: RefCell::default(),
             sentinels: Sentinels::default(),
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
@@ -103,12 +114,39 @@ impl Reporter {
             let text: String = refused.reason.chars().take(MAX_TEXT_CHARACTERS).collect();
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);
         }
+        self.report_limits(metrics);
         for node in node::take_unused_nodes() {
             self.report_node(metrics, &node);
             self.reported.borrow_mut().remove(&node.name);
         }
         for node in node::all_nodes() {
             self.report_node(metrics, &node);
+        }
+    }
+
+    fn report_limits(&self, metrics: &Metrics) {
+        let mut reported = self.reported_refusals.borrow_mut();
+        let rules = connection_limits::report();
+        reported.retain(|name, _| {
+            let is_rule = rules.iter().any(|rule| rule.name == *name);
+            if !is_rule {
+                metrics.put(self.limit_connections, &[name], 0);
+                metrics.put(self.limit_over_quota, &[name], 0);
+                metrics.put(self.limit_quota, &[name], 0);
+            }
+            is_rule
+        });
+        for rule in rules {
+            metrics.put(self.limit_connections, &[&rule.name], rule.connections);
+            metrics.put(self.limit_quota, &[&rule.name], rule.quota.unwrap_or_default());
+            metrics.put(self.limit_over_quota, &[&rule.name], u64::from(rule.is_over_quota));
+            let before = reported.get(&rule.name).copied().unwrap_or_default();
+            // A rule with another user or network counts from zero again.
+            let increase = if rule.refusals < before { rule.refusals } else { rule.refusals - before };
+            if increase > 0 || !reported.contains_key(&rule.name) {
+                metrics.add(self.limit_refusals, &[&rule.name], increase);
+            }
+            reported.insert(rule.name, rule.refusals);
         }
     }
 

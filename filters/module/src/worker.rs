@@ -6,6 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::connection_limits;
 use crate::deadlines::Deadlines;
 use crate::hosts::WorkerHosts;
 use crate::migration_scheduler::{self, MigrationScheduler};
@@ -46,6 +47,8 @@ pub(crate) struct WorkerContext {
     pub(crate) events: Rc<WorkerEvents>,
     pub(crate) ports: Rc<PortProbes>,
     pub(crate) applied_switches: AppliedSwitches,
+    /// See [`connection_limits::apply`].
+    pub(crate) applied_limits: Cell<u64>,
     pub(crate) waiting_logins: WaitingLogins,
 }
 
@@ -76,6 +79,7 @@ impl WorkerContext {
             ports: PortProbes::new(Rc::clone(&events)),
             events,
             applied_switches: AppliedSwitches::default(),
+            applied_limits: Cell::default(),
             waiting_logins: WaitingLogins::default(),
             waker,
             deadlines,
@@ -89,6 +93,7 @@ impl WorkerContext {
         self.apply_published();
         waiting_logins::resume(self, &turn);
         switches::apply(self);
+        connection_limits::apply(self);
         migration_scheduler::apply_node_changes(self);
         migration_scheduler::close_sessions(self, &turn);
         reachability::react(self, &turn);

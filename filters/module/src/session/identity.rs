@@ -115,7 +115,10 @@ impl Session {
             return Ok(Some(whole));
         }
         let (command, rest) = whole.split_at(HEADER + header.length);
-        ChangeUser::parse(&command[HEADER..]).map_or(Ok(()), |change| change.check())?;
+        if let Some(change) = ChangeUser::parse(&command[HEADER..]) {
+            change.check()?;
+            self.take_slots_of_next_user(change.user)?;
+        }
         if !self.migration.has_migrated() {
             return Ok(Some(whole));
         }

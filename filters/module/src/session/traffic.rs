@@ -164,6 +164,7 @@ impl Session {
             (taken, change, traffic.commands.take_password_request(), traffic.may_expose_password())
         };
         self.identity.on_node_bytes(change);
+        self.on_identity_change(change);
         self.restart_idle_timeout();
         let passing = if let Some(why) = request.and_then(|request| self.check_password_request(request)) {
             self.count_login_failure(LoginFailure::Error(why)); // a change of user counts as a login
