@@ -19,10 +19,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from controlplane.model.limits import LimitUsage
 from controlplane.model.module_switches import SWITCHES
 from controlplane.model.traffic import (
     EJECT_REASONS,
@@ -48,6 +51,14 @@ _NO_NODE = ""
 _MAX_REJECTION_CHARS = 500
 _MAX_LABEL_CHARS = 64  # maximum length of a version or an extension name
 _MAX_REJECTIONS = 16
+_MAX_LIMITS = 1000  # an Envoy reports also the rules that were removed since its start
+_NO_LIMIT_USAGE = LimitUsage()
+_LIMIT_FIELDS = {
+    "limit_connections": "connections",
+    "limit_quota": "quota",
+    "limit_over_quota": "is_over_quota",
+    "limit_refusals": "refused",
+}
 _RECENT_WINDOW_SECONDS = 60.0  # "recent" values cover the last one to two windows
 _FLUSH_SECONDS = 1.0  # all messages of one flush arrive within this time
 _INSTANCE_PATTERN = re.compile(r"[0-9a-f]{16}")
@@ -128,6 +139,7 @@ class TelemetryStream:
         self._rejections: dict[tuple[str, str], int] = {}
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._runtime_off: frozenset[str] = frozenset()
+        self._limits: dict[str, LimitUsage] = {}  # by name of the rule
         self._dropped = 0
         self._flush_tracker = _FlushTracker()
         self._clock_offset = ClockOffset(is_ordered=True)
@@ -237,6 +249,8 @@ class TelemetryStream:
             self._rejections[rejection] = value
         elif name == "switched_off" and labels.get("by") == "runtime":
             return self._apply_runtime_switch(labels.get("part", ""), is_off=bool(value))
+        elif name in _LIMIT_FIELDS:
+            return self._apply_limit(_LIMIT_FIELDS[name], labels.get("rule", ""), value)
         elif name == "ejected_since":
             return self._apply_ejection(labels.get("node", _NO_NODE), labels.get("reason", ""), value)
         return True
@@ -245,6 +259,14 @@ class TelemetryStream:
         if part not in SWITCHES:
             return False
         self._runtime_off = self._runtime_off | {part} if is_off else self._runtime_off - {part}
+        return True
+
+    def _apply_limit(self, field: str, rule: str, value: int) -> bool:
+        if rule not in self._limits and (not rule or len(self._limits) >= _MAX_LIMITS):
+            return False
+        usage = self._limits.get(rule[:_MAX_LABEL_CHARS], _NO_LIMIT_USAGE)
+        change: dict[str, Any] = {field: bool(value) if field == "is_over_quota" else value}
+        self._limits[rule[:_MAX_LABEL_CHARS]] = replace(usage, **change)
         return True
 
     def _apply_ejection(self, node: str, reason: str, since: int) -> bool:
@@ -283,6 +305,7 @@ class TelemetryStream:
             rejections=MappingProxyType(dict(self._rejections)),
             ejections=self._ejections(),
             runtime_off=self._runtime_off,
+            limits=MappingProxyType(dict(self._limits)),
             dropped_series=self._dropped,
             session_counts=session_counts,
             is_first=is_first,
