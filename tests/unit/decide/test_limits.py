@@ -182,7 +182,6 @@ def test_silent_envoy_keeps_its_quota() -> None:
     old = replace(facts.module_reports["envoy-b"], at=NOW - 60)
     facts = replace(facts, module_reports={**facts.module_reports, "envoy-b": old})
     fleet.now += 10
-    facts.module_reports["envoy-a"]  # noqa: B018
     fresh = replace(facts.module_reports["envoy-a"], at=fleet.now, limits={RULE.name: LimitUsage(9, 10)})
     facts = replace(facts, module_reports={**facts.module_reports, "envoy-a": fresh})
     limit = fleet.decide(facts)
