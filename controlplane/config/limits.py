@@ -68,7 +68,7 @@ class LimitRuleSettings(SettingsSection):
 class LimitSettings(SettingsSection):
     """Limits of client connections to all Envoys together, which the Envoys' modules enforce.
 
-    A change applies to new connections and closes none. See docs/operate/limits.md for the accuracy.
+    A change applies to new connections and closes none (docs/operate/limits.md).
     """
 
     max_connections: int = setting(0, ge=0, le=_MAX_CONNECTIONS)

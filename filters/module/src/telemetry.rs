@@ -61,8 +61,8 @@ pub(crate) struct Reporter {
     limit_quota: Gauge,
     limit_over_quota: Gauge,
     limit_refusals: Counter,
-    /// The refusals that were reported, by rule.
-    reported_refusals: RefCell<HashMap<String, u64>>,
+    /// What was last reported about each limit, by rule.
+    reported_limits: RefCell<HashMap<String, ReportedLimit>>,
     sentinels: Sentinels,
     /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
@@ -96,7 +96,7 @@ impl Reporter {
             limit_quota: metrics.gauge("limit_quota", &["rule"])?,
             limit_over_quota: metrics.gauge("limit_over_quota", &["rule"])?,
             limit_refusals: metrics.counter("limit_refusals", &["rule"])?,
-            reported_refusals: RefCell::default(),
+            reported_limits: RefCell::default(),
             sentinels: Sentinels::default(),
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
@@ -124,29 +124,31 @@ impl Reporter {
         }
     }
 
+    /// A lower quota is reported one report late. So the connections that the control plane knows then are not from
+    /// before the quota took effect, even if it has them from the report before.
     fn report_limits(&self, metrics: &Metrics) {
-        let mut reported = self.reported_refusals.borrow_mut();
         let rules = connection_limits::report();
+        let mut reported = self.reported_limits.borrow_mut();
         reported.retain(|name, _| {
             let is_rule = rules.iter().any(|rule| rule.name == *name);
             if !is_rule {
-                metrics.put(self.limit_connections, &[name], 0);
-                metrics.put(self.limit_over_quota, &[name], 0);
-                metrics.put(self.limit_quota, &[name], 0);
+                for gauge in [self.limit_connections, self.limit_quota, self.limit_over_quota] {
+                    metrics.put(gauge, &[name], 0);
+                }
             }
             is_rule
         });
         for rule in rules {
-            metrics.put(self.limit_connections, &[&rule.name], rule.connections);
-            metrics.put(self.limit_quota, &[&rule.name], rule.quota.unwrap_or_default());
-            metrics.put(self.limit_over_quota, &[&rule.name], u64::from(rule.is_over_quota));
-            let before = reported.get(&rule.name).copied().unwrap_or_default();
+            let name = rule.name.as_str();
+            let before = reported.get(name).copied().unwrap_or_default();
+            let quota = rule.quota.unwrap_or_default();
+            metrics.put(self.limit_connections, &[name], rule.connections);
+            metrics.put(self.limit_quota, &[name], quota.max(before.quota));
+            metrics.put(self.limit_over_quota, &[name], u64::from(rule.is_over_quota));
             // A rule with another user or network counts from zero again.
-            let increase = if rule.refusals < before { rule.refusals } else { rule.refusals - before };
-            if increase > 0 || !reported.contains_key(&rule.name) {
-                metrics.add(self.limit_refusals, &[&rule.name], increase);
-            }
-            reported.insert(rule.name, rule.refusals);
+            let increase = rule.refusals.checked_sub(before.refusals).unwrap_or(rule.refusals);
+            metrics.add(self.limit_refusals, &[name], increase);
+            reported.insert(rule.name, ReportedLimit { quota, refusals: rule.refusals });
         }
     }
 
@@ -213,6 +215,13 @@ impl Reporter {
         }
         self.reported.borrow_mut().insert(node.name.clone(), reported.values);
     }
+}
+
+/// The quota and the refusals of a rule at the last report.
+#[derive(Debug, Clone, Copy, Default)]
+struct ReportedLimit {
+    quota: u64,
+    refusals: u64,
 }
 
 /// The last reported value of each series of one node, in order.
