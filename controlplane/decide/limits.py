@@ -10,6 +10,7 @@ So the sum of the quotas in force does not exceed the limit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from controlplane.decide.inputs import Inputs
@@ -20,9 +21,14 @@ from controlplane.model.traffic import ModuleReport
 
 # An Envoy that has to refuse connections gets this many times the share of one that has not.
 _DEMAND_WEIGHT = 8
-# Quotas change at most this often, except if settings or Envoys change: each change is sent to all Envoys,
-# and the next one depends on their reports after it.
-_MIN_INTERVAL_SECONDS = 2.0
+# A module counts once a second, and a report may contain counts of the report before.
+_COUNT_LAG_SECONDS, _MIN_REPORT_INTERVAL_SECONDS = 1.5, 1.0
+# After a change, quotas stay until all reports show it, and for this long, unless the rules or the Envoys
+# change: each change is sent to all Envoys.
+_PAUSE_SECONDS = 1.0
+# What an Envoy may use before its first report changes only by more than this number, and by more than this
+# part of the limit.
+_MIN_UNLISTED_CHANGE, _UNLISTED_CHANGE_DIVISOR = 2, 20
 _NO_USAGE = LimitUsage()
 
 
@@ -45,6 +51,7 @@ def plan_limits(inputs: Inputs, *, may_raise: bool = True) -> Mapping[str, Limit
         return EMPTY_MAP
     reports = {report.instance: report for report in facts.module_reports.values() if report.instance}
     silent = frozenset(name for name, r in reports.items() if r.at < inputs.reports_stale_before)
+    report_lag = _COUNT_LAG_SECONDS + max(_MIN_REPORT_INTERVAL_SECONDS, policy.report_interval)
     newcomers = _newcomers(facts)
     is_complete = not newcomers and inputs.now >= facts.observing_since + policy.reconnect_grace
     envoys = max(1, len(reports) - len(silent) + newcomers)
@@ -52,10 +59,11 @@ def plan_limits(inputs: Inputs, *, may_raise: bool = True) -> Mapping[str, Limit
         rule.name: _plan_limit(
             rule,
             previous.get(rule.name),
-            _usages(rule, previous.get(rule.name), reports, silent, is_complete=is_complete),
+            _usages(rule, previous.get(rule.name), reports, silent, report_lag, is_complete=is_complete),
             newcomers,
             envoys,
             inputs.now,
+            report_lag + _PAUSE_SECONDS,
             may_raise=may_raise,
         )
         for rule in policy.limits
@@ -125,23 +133,27 @@ def _usages(
     previous: LimitPlan | None,
     reports: Mapping[str, ModuleReport],
     silent: frozenset[str],
+    report_lag: float,
     *,
     is_complete: bool,
 ) -> dict[str, EnvoyUsage]:
     """Return what each Envoy process uses of a limit.
 
+    `report_lag`: a report shows the state of an Envoy at most this many seconds before.
     `is_complete`: all Envoys have reported, so an Envoy process of the previous plan that has not has ended.
     """
-    quotas = previous.quotas if previous is not None else EMPTY_MAP
+    before = previous or LimitPlan(rule)
+    in_force = {**before.quotas, **before.in_force}
     usages = {}
     for instance, report in reports.items():
         usage = report.limits.get(rule.name, _NO_USAGE)
-        quota = max(usage.quota, quotas.get(instance, 0))
+        shows_quota = report.at >= before.changed_at + report_lag
+        quota = max(usage.quota, (before.quotas if shows_quota else in_force).get(instance, 0))
         usages[instance] = EnvoyUsage(usage.connections, quota, usage.is_over_quota, instance not in silent)
     if not is_complete:
         usages |= {
             instance: EnvoyUsage(0, quota, is_reachable=False)
-            for instance, quota in quotas.items()
+            for instance, quota in in_force.items()
             if instance not in reports
         }
     return usages
@@ -154,6 +166,7 @@ def _plan_limit(
     newcomers: int,
     envoys: int,
     now: float,
+    min_interval: float,
     *,
     may_raise: bool,
 ) -> LimitPlan:
@@ -161,18 +174,19 @@ def _plan_limit(
     if not limit:
         return LimitPlan(rule, envoys=envoys)
     targets, quotas = assign_quotas(limit, usages, may_raise=may_raise)
-    if (
-        previous is not None
-        and previous.rule == rule
-        and previous.envoys == envoys
-        and previous.quotas.keys() == quotas.keys()
-        and (
-            now - previous.changed_at < _MIN_INTERVAL_SECONDS or not is_due(previous.quotas, targets, usages)
-        )
-    ):
-        return previous
     free = max(0, limit - sum(usage.connections for usage in usages.values()))
-    return LimitPlan(rule, quotas, free // (len(usages) + max(1, newcomers)), envoys, now)
+    unlisted = free // (len(usages) + max(1, newcomers))
+    if previous is not None and previous.rule == rule and previous.quotas.keys() == quotas.keys():
+        must_change = now - previous.changed_at >= min_interval and (
+            (quotas != previous.quotas and is_due(previous.quotas, targets, usages))
+            or abs(unlisted - previous.unlisted)
+            > max(_MIN_UNLISTED_CHANGE, limit // _UNLISTED_CHANGE_DIVISOR)
+        )
+        if not must_change:
+            is_same_fleet = previous.envoys == envoys
+            return previous if is_same_fleet else replace(previous, envoys=envoys, unlisted=unlisted)
+    in_force = {name: usage.quota for name, usage in usages.items() if usage.quota > quotas[name]}
+    return LimitPlan(rule, quotas, unlisted, envoys, in_force, now)
 
 
 def is_due(quotas: Mapping[str, int], targets: Mapping[str, int], envoys: Mapping[str, EnvoyUsage]) -> bool:

@@ -31,6 +31,8 @@ class LimitPlan:
     quotas: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     unlisted: int = 0  # connections of an Envoy process without a quota: it has not reported yet
     envoys: int = 1  # the rate is divided by this number of Envoys
+    # Larger quotas that some Envoys may still enforce, because they have not reported the present ones.
+    in_force: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     changed_at: float = field(default=0.0, compare=False)  # when the quotas last changed
 
 

@@ -140,6 +140,7 @@ class TelemetryStream:
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._runtime_off: frozenset[str] = frozenset()
         self._limits: dict[str, LimitUsage] = {}  # by name of the rule
+        self._quotas_before: dict[str, int] = {}  # of `_limits` at the previous report
         self._dropped = 0
         self._flush_tracker = _FlushTracker()
         self._clock_offset = ClockOffset(is_ordered=True)
@@ -305,10 +306,24 @@ class TelemetryStream:
             rejections=MappingProxyType(dict(self._rejections)),
             ejections=self._ejections(),
             runtime_off=self._runtime_off,
-            limits=MappingProxyType(dict(self._limits)),
+            limits=self._limit_usages(),
             dropped_series=self._dropped,
             session_counts=session_counts,
             is_first=is_first,
+        )
+
+    def _limit_usages(self) -> Mapping[str, LimitUsage]:
+        """Return the use of all limits, with the larger one of the last two quotas.
+
+        Quota and connections may be from two consecutive flushes. With the connections from before a lower
+        quota took effect, this quota would seem to be more than the Envoy uses.
+        """
+        before, self._quotas_before = self._quotas_before, {r: u.quota for r, u in self._limits.items()}
+        return MappingProxyType(
+            {
+                rule: replace(usage, quota=max(usage.quota, before.get(rule, 0)))
+                for rule, usage in self._limits.items()
+            }
         )
 
     def _ejections(self) -> Mapping[str, Ejection]:

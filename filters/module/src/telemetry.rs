@@ -61,8 +61,8 @@ pub(crate) struct Reporter {
     limit_quota: Gauge,
     limit_over_quota: Gauge,
     limit_refusals: Counter,
-    /// What was last reported about each limit, by rule.
-    reported_limits: RefCell<HashMap<String, ReportedLimit>>,
+    /// The reported refusals of each rule.
+    reported_refusals: RefCell<HashMap<String, u64>>,
     sentinels: Sentinels,
     /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
@@ -96,7 +96,7 @@ impl Reporter {
             limit_quota: metrics.gauge("limit_quota", &["rule"])?,
             limit_over_quota: metrics.gauge("limit_over_quota", &["rule"])?,
             limit_refusals: metrics.counter("limit_refusals", &["rule"])?,
-            reported_limits: RefCell::default(),
+            reported_refusals: RefCell::default(),
             sentinels: Sentinels::default(),
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
@@ -124,11 +124,9 @@ impl Reporter {
         }
     }
 
-    /// A lower quota is reported one report late. So the connections that the control plane knows then are not from
-    /// before the quota took effect, even if it has them from the report before.
     fn report_limits(&self, metrics: &Metrics) {
         let rules = connection_limits::report();
-        let mut reported = self.reported_limits.borrow_mut();
+        let mut reported = self.reported_refusals.borrow_mut();
         reported.retain(|name, _| {
             let is_rule = rules.iter().any(|rule| rule.name == *name);
             if !is_rule {
@@ -141,14 +139,13 @@ impl Reporter {
         for rule in rules {
             let name = rule.name.as_str();
             let before = reported.get(name).copied().unwrap_or_default();
-            let quota = rule.quota.unwrap_or_default();
             metrics.put(self.limit_connections, &[name], rule.connections);
-            metrics.put(self.limit_quota, &[name], quota.max(before.quota));
+            metrics.put(self.limit_quota, &[name], rule.quota.unwrap_or_default());
             metrics.put(self.limit_over_quota, &[name], u64::from(rule.is_over_quota));
             // A rule with another user or network counts from zero again.
-            let increase = rule.refusals.checked_sub(before.refusals).unwrap_or(rule.refusals);
+            let increase = rule.refusals.checked_sub(before).unwrap_or(rule.refusals);
             metrics.add(self.limit_refusals, &[name], increase);
-            reported.insert(rule.name, ReportedLimit { quota, refusals: rule.refusals });
+            reported.insert(rule.name, rule.refusals);
         }
     }
 
@@ -215,13 +212,6 @@ impl Reporter {
         }
         self.reported.borrow_mut().insert(node.name.clone(), reported.values);
     }
-}
-
-/// The quota and the refusals of a rule at the last report.
-#[derive(Debug, Clone, Copy, Default)]
-struct ReportedLimit {
-    quota: u64,
-    refusals: u64,
 }
 
 /// The last reported value of each series of one node, in order.

@@ -54,17 +54,47 @@ class Fleet:
         self.plan = Plan(limits=plan_limits(inputs, may_raise=self.may_raise))
         return self.limit
 
-    def step(self, demand: Mapping[str, int], seconds: float = 2.0) -> None:
+    def step(self, demand: Mapping[str, int], seconds: float = 3.5) -> None:
         """Decide; let the Envoys apply their quotas, and each open or close connections up to `demand`."""
         limit = self.decide()
         for name, usage in self.usages.items():
-            quota = limit.quotas[name]
-            wanted = demand.get(name, usage.connections)
-            connections = (
-                wanted if wanted <= usage.connections else max(usage.connections, min(wanted, quota))
-            )
-            self.usages[name] = LimitUsage(connections, quota, connections < wanted)
+            applied = replace(usage, quota=limit.quotas[name])
+            self.usages[name] = with_demand(applied, demand.get(name, usage.connections))
         self.now += seconds
+
+
+def with_demand(usage: LimitUsage, connections: int) -> LimitUsage:
+    """Return the usage after the Envoy's clients wanted to have this many connections."""
+    allowed = max(usage.connections, usage.quota)
+    return replace(usage, connections=min(connections, allowed), is_over_quota=connections > usage.quota)
+
+
+class DelayedEnvoy:
+    """An Envoy that may apply and report quotas late, and whose reports may mix two states of it."""
+
+    def __init__(self, name: str, at: float) -> None:
+        self.report = ModuleReport(name, at, instance=name)
+        self.usage = LimitUsage()
+        self._flushed = LimitUsage()  # the state in its last report
+        self._quota_before = 0
+
+    def step(self, quota: int | None, demands: tuple[int, int], contents: str, at: float) -> None:
+        """Apply a quota, if any, between two changes of the demand, and send a report with `contents`."""
+        self.usage = with_demand(self.usage, demands[0])
+        if quota is not None:
+            self.usage = replace(self.usage, quota=quota)
+        self.usage = with_demand(self.usage, demands[1])
+        if contents == "nothing":
+            return
+        reported = self.usage
+        if contents == "old connections":
+            reported = replace(reported, connections=self._flushed.connections)
+        elif contents == "old quota":
+            reported = replace(reported, quota=self._flushed.quota)
+        # As in TelemetryStream: the larger one of the last two quotas.
+        shown = replace(reported, quota=max(reported.quota, self._quota_before))
+        self._quota_before, self._flushed = reported.quota, self.usage
+        self.report = replace(self.report, at=at, limits={RULE.name: shown})
 
 
 usages = st.builds(
@@ -129,6 +159,30 @@ def test_connections_never_exceed_the_limit_while_demand_changes(
         assert fleet.connections <= limit
 
 
+_delayed_step = st.tuples(
+    st.booleans(),
+    st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    st.sampled_from(["nothing", "all", "old connections", "old quota"]),
+)
+
+
+@given(st.integers(1, 12), st.lists(st.fixed_dictionaries(dict.fromkeys("abc", _delayed_step)), max_size=30))
+def test_connections_never_exceed_the_limit_while_quotas_and_reports_are_late(
+    limit: int, steps: list[dict[str, tuple[bool, tuple[int, int], str]]]
+) -> None:
+    policy = Policy(limits=(replace(RULE, max_connections=limit),))
+    now, plan = NOW, Plan()
+    envoys = {name: DelayedEnvoy(name, now) for name in "abc"}
+    for step in steps:
+        reports = {name: envoy.report for name, envoy in envoys.items()}
+        facts = Facts(module_reports=reports, envoys_last_seen=dict.fromkeys(reports, now))
+        plan = Plan(limits=plan_limits(Inputs(plan, facts, policy, now)))
+        quotas, now = plan.limits[RULE.name].quotas, now + 1
+        for name, (applies_quota, demands, contents) in step.items():
+            envoys[name].step(quotas[name] if applies_quota else None, demands, contents, now)
+        assert sum(envoy.usage.connections for envoy in envoys.values()) <= limit
+
+
 def test_single_envoy_may_use_the_whole_limit() -> None:
     fleet = Fleet({"a": LimitUsage(7)})
     assert fleet.decide().quotas == {"a": 20}
@@ -146,9 +200,10 @@ def test_quotas_stay_while_each_envoy_has_half_of_its_share() -> None:
     fleet.usages["a"] = LimitUsage(8, 10)
     second = fleet.decide()
     assert second.quotas == {"a": 10, "b": 6}, "a gets more when b has reported its lower quota"
-    fleet.now += 1
     fleet.usages["b"] = LimitUsage(0, 6)
-    assert fleet.decide() is second, "quotas change at most every 2 s"
+    for _ in range(3):
+        fleet.now += 1
+        assert fleet.decide() is second, "quotas change at most every 3.5 s"
     fleet.now += 1
     assert fleet.decide().quotas == {"a": 14, "b": 6}
 
@@ -210,6 +265,11 @@ def test_envoys_that_have_not_reported_share_what_is_free() -> None:
     facts = Facts(envoys_last_seen={"envoy-1": NOW, "envoy-2": NOW}, module_envoys={"envoy-1"})
     assert fleet.decide(facts).unlisted == 10
     assert fleet.limit.envoys == 2
+    fleet = Fleet({"a": LimitUsage()})
+    assert fleet.decide().unlisted == 10
+    fleet.now += 10
+    fleet.usages["a"] = LimitUsage(20, 20)
+    assert fleet.decide().unlisted == 0, "nothing is free"
 
 
 def test_standalone_replica_raises_no_quota() -> None:

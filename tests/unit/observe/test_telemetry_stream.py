@@ -91,6 +91,8 @@ def test_use_of_limits_is_reported_by_rule() -> None:
     report = flush(stream, limit("over_quota", 0), limit("connections", 1, "total"), limit("quota", 1, ""))
     assert report.limits == {"reporting": LimitUsage(7, 9, False, 3), "total": LimitUsage(1)}
     assert report.dropped_series == 1
+    assert flush(stream, limit("quota", 5)).limits["reporting"].quota == 9, "the larger one of the last two"
+    assert flush(stream).limits["reporting"].quota == 5
     report = flush(stream, *(limit("connections", 1, f"rule-{number}") for number in range(1_500)))
     assert (len(report.limits), report.dropped_series) == (1_000, 1 + 502)
 
