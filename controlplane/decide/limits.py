@@ -19,7 +19,7 @@ from controlplane.model.limits import LimitPlan, LimitRule, LimitUsage
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.traffic import ModuleReport
 
-# An Envoy that has to refuse connections gets this many times the share of one that has not.
+# The Envoys that have to refuse connections get this many times the share of all others together.
 _DEMAND_WEIGHT = 8
 # A module counts once a second, and a report may contain counts of the report before.
 _COUNT_LAG_SECONDS, _MIN_REPORT_INTERVAL_SECONDS = 1.5, 1.0
@@ -52,6 +52,8 @@ def plan_limits(inputs: Inputs, *, may_raise: bool = True) -> Mapping[str, Limit
     reports = {report.instance: report for report in facts.module_reports.values() if report.instance}
     silent = frozenset(name for name, r in reports.items() if r.at < inputs.reports_stale_before)
     report_lag = _COUNT_LAG_SECONDS + max(_MIN_REPORT_INTERVAL_SECONDS, policy.report_interval)
+    # Before that, the Envoys may have got quotas that are newer than the previous plan here.
+    may_raise = may_raise and inputs.now >= facts.observing_since + report_lag + _PAUSE_SECONDS
     newcomers = _newcomers(facts)
     is_complete = not newcomers and inputs.now >= facts.observing_since + policy.reconnect_grace
     envoys = max(1, len(reports) - len(silent) + newcomers)
@@ -64,7 +66,7 @@ def plan_limits(inputs: Inputs, *, may_raise: bool = True) -> Mapping[str, Limit
             envoys,
             inputs.now,
             report_lag + _PAUSE_SECONDS,
-            may_raise=may_raise,
+            may_raise=may_raise or rule.name not in previous,
         )
         for rule in policy.limits
     }
@@ -99,7 +101,9 @@ def _fair_quotas(limit: int, envoys: Mapping[str, EnvoyUsage]) -> dict[str, int]
         # enough of all connections are closed.
         counts = {name: held[name] for name in reachable}
         return fixed | _apportion(max(0, limit - sum(fixed.values())), counts, reachable)
-    weights = {name: _DEMAND_WEIGHT if envoys[name].needs_more else 1 for name in reachable}
+    needy = sum(envoys[name].needs_more for name in reachable)
+    needy_weight = _DEMAND_WEIGHT * (len(reachable) - needy) or 1
+    weights = {name: needy_weight if envoys[name].needs_more else max(1, needy) for name in reachable}
     shares = _apportion(free, weights, reachable)
     return fixed | {name: held[name] + shares[name] for name in reachable}
 

@@ -183,6 +183,29 @@ def test_connections_never_exceed_the_limit_while_quotas_and_reports_are_late(
         assert sum(envoy.usage.connections for envoy in envoys.values()) <= limit
 
 
+@pytest.mark.parametrize(
+    ("limit", "count", "seconds"), [(20, 2, 13), (100, 4, 13), (1_000, 10, 29), (100_000, 100, 45)]
+)
+def test_one_envoy_of_many_can_use_the_whole_limit_after_seconds(
+    limit: int, count: int, seconds: int
+) -> None:
+    policy = Policy(limits=(replace(RULE, max_connections=limit),))
+    now, plan = NOW, Plan()
+    envoys = {f"{number:03}": DelayedEnvoy(f"{number:03}", now) for number in range(count)}
+    connections: list[int] = []
+    for second in range(-10, seconds + 1):
+        reports = {name: envoy.report for name, envoy in envoys.items()}
+        facts = Facts(module_reports=reports, envoys_last_seen=dict.fromkeys(reports, now))
+        plan = Plan(limits=plan_limits(Inputs(plan, facts, policy, now)))
+        now += 1
+        for name, envoy in envoys.items():
+            demand = limit if name == "000" and second >= 0 else 0
+            envoy.step(plan.limits[RULE.name].quotas[name], (demand, demand), "all", now)
+        connections.append(envoys["000"].usage.connections)
+    assert connections[-1] == limit
+    assert connections[10 + 13] >= 0.9 * limit
+
+
 def test_single_envoy_may_use_the_whole_limit() -> None:
     fleet = Fleet({"a": LimitUsage(7)})
     assert fleet.decide().quotas == {"a": 20}
@@ -224,6 +247,8 @@ def test_changed_settings_and_envoys_take_effect_at_once() -> None:
 def test_envoy_that_needs_more_gets_most_of_what_is_free() -> None:
     envoys = {"a": EnvoyUsage(10, 10, needs_more=True), "b": EnvoyUsage(0, 90)}
     assert assign_quotas(100, envoys)[0] == {"a": 90, "b": 10}
+    others = dict.fromkeys("bcde", EnvoyUsage(0, 20))
+    assert assign_quotas(100, {"a": envoys["a"], **others})[0] == {"a": 91, "b": 3, "c": 2, "d": 2, "e": 2}
     last = {"a": EnvoyUsage(3, 3, needs_more=True), "b": EnvoyUsage(16, 17)}
     targets, _ = assign_quotas(20, last)
     assert targets == {"a": 4, "b": 16}
@@ -257,6 +282,16 @@ def test_quotas_of_a_saved_plan_stay_until_all_envoys_have_reported(has_reported
     assert fleet.decide(unknown).quotas == ({"a": 20} if has_reported else {"a": 12, "b": 8})
     fleet.plan = Plan(limits={RULE.name: before})
     assert fleet.decide(replace(facts, observing_since=NOW - 1)).quotas == {"a": 12, "b": 8}
+
+
+def test_no_quota_is_raised_just_after_the_start_unless_the_rule_is_new() -> None:
+    before = LimitPlan(RULE, {"a": 5, "b": 5}, unlisted=5, envoys=2, changed_at=NOW - 100)
+    fleet = Fleet({"a": LimitUsage(5, 5), "b": LimitUsage(0, 5)}, plan=Plan(limits={RULE.name: before}))
+    just_started = replace(fleet.facts(), observing_since=NOW - 3)
+    assert fleet.decide(just_started) is before
+    assert fleet.decide(replace(just_started, observing_since=NOW - 4)).quotas == {"a": 13, "b": 7}
+    fleet.plan = Plan()
+    assert sum(fleet.decide(just_started).quotas.values()) == 20
 
 
 def test_envoys_that_have_not_reported_share_what_is_free() -> None:
