@@ -119,7 +119,7 @@ def envoys_with_migration_off(statuses: Iterable[EnvoyStatus], inputs: Inputs) -
 
 
 def limit_views(plan: Plan, facts: Facts) -> list[LimitView]:
-    """Return all limits, that of all connections first, and what the Envoys that have reported use of them."""
+    """Return all limits, that of all connections first, and what the Envoys use of them."""
     reports = sorted(facts.module_reports.items())
     return [
         LimitView(
