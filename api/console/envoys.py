@@ -30,6 +30,7 @@ async def show_envoys(request: Request, engine: EngineDep) -> Response:
     ]
     values: dict[str, Any] = {
         "replicas": engine.replicas(),
+        "limits": engine.cluster.limits(),
         "envoys": matching[:_MAX_ENVOYS],
         "match_count": len(matching),
         "total": len(all_envoys),

@@ -22,6 +22,7 @@ from controlplane.config.balance import (
     ZoneSettings,
 )
 from controlplane.config.envoy import EnvoyEndSettings, EnvoyHealthSettings, EnvoyOverloadSettings
+from controlplane.config.limits import LimitSettings
 from controlplane.config.login import LoginSettings
 from controlplane.config.module import ModuleSettings
 from controlplane.config.own_tls import ClientTls, XdsTls
@@ -200,6 +201,7 @@ class Settings(SettingsSection):
     """Static TiDB servers, in addition to those from PD."""
     sql: SqlSettings = section(SqlSettings, "The port for SQL clients.")
     backend: BackendSettings = section(BackendSettings, "Connections to TiDB.")
+    limits: LimitSettings = section(LimitSettings, "Limits of client connections over all Envoys.")
     tls: SqlTlsSettings = section(SqlTlsSettings, "TLS of SQL traffic.")
     health: HealthCheckSettings = section(HealthCheckSettings, "Health checks.")
     balance: BalanceSettings = section(BalanceSettings, "Load balancing.")
@@ -363,4 +365,5 @@ def build_policy(settings: Settings) -> Policy:
         zone_overload_ratio=settings.zones.overload_ratio,
         balance_policy=BalancePolicy(settings.balance.policy),
         module_switches=settings.module.switches,
+        limits=settings.limits.to_rules(),
     )

@@ -11,6 +11,7 @@ from controlplane.decide.balance import locality
 from controlplane.decide.balance.assign_weights import assign_weights
 from controlplane.decide.balance.rebalance import rebalance
 from controlplane.decide.inputs import Inputs
+from controlplane.decide.limits import plan_limits
 from controlplane.model.facts import Facts
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import Intents
@@ -21,8 +22,18 @@ from controlplane.version import parse_release
 _UNCHECKED_HEALTH = Health()
 
 
-def compute_plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: float) -> Plan:
+def compute_plan(
+    previous: Plan,
+    facts: Facts,
+    intents: Intents,
+    policy: Policy,
+    now: float,
+    *,
+    is_standalone: bool = False,
+) -> Plan:
     """Return the next plan. `previous` is the last plan; after a restart, the saved one.
+
+    `is_standalone`: this replica decides only for its own Envoys, and other replicas do so too.
 
     Equal facts and intents give an equal plan, except for changes over time (slow start, grace periods).
     """
@@ -54,6 +65,7 @@ def compute_plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy,
         computed_at,
         overloaded_zones,
         intents.switch_overrides,
+        plan_limits(inputs, may_raise=not is_standalone),
     )
 
 

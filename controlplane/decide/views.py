@@ -11,11 +11,12 @@ from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.health import Health
 from controlplane.model.intents import Intents
+from controlplane.model.limits import TOTAL
 from controlplane.model.module_switches import ALL_ON, NO_OVERRIDES, ModuleSwitches
 from controlplane.model.nodes import EMPTY_MAP, Source, State, TopologyProblem
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
 from controlplane.model.traffic import Ejection, ModuleReport, Traffic, sum_traffic
-from controlplane.model.views import DrainProgress, EnvoyView, NodeView
+from controlplane.model.views import DrainProgress, EnvoyLimitView, EnvoyView, LimitView, NodeView
 
 _NO_REBALANCE, _NO_INTENTS = RebalanceState(), Intents()
 # Ejections from an older report are not shown, because they may be over.
@@ -115,6 +116,27 @@ def envoys_with_migration_off(statuses: Iterable[EnvoyStatus], inputs: Inputs) -
     """Return the ids of connected Envoys with the Tidevoy module in which migration is switched off."""
     connected = [s.id for s in statuses if s.connected_since is not None and s.filter == "module"]
     return [envoy for envoy in connected if not inputs.may_migrate_sessions(envoy)]
+
+
+def limit_views(plan: Plan, facts: Facts) -> list[LimitView]:
+    """Return all limits, that of all connections first, and what the Envoys use of them."""
+    reports = sorted(facts.module_reports.items())
+    return [
+        LimitView(
+            limit.rule,
+            tuple(
+                EnvoyLimitView(
+                    envoy,
+                    usage.connections,
+                    usage.quota if limit.rule.max_connections else None,
+                    usage.refused,
+                )
+                for envoy, report in reports
+                if (usage := report.limits.get(name)) is not None
+            ),
+        )
+        for name, limit in sorted(plan.limits.items(), key=lambda item: (item[0] != TOTAL, item[0]))
+    ]
 
 
 def topology_problems(facts: Facts) -> list[TopologyProblem]:

@@ -15,7 +15,7 @@ from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.nodes import TopologyProblem
 from controlplane.model.plan import NodePlan, Plan
-from controlplane.model.views import DrainProgress, EnvoyView, NodeView
+from controlplane.model.views import DrainProgress, EnvoyView, LimitView, NodeView
 from controlplane.observe.fact_store import FactStore
 from controlplane.rollouts.observation import ClusterState
 
@@ -89,6 +89,10 @@ class ClusterView:
                 return view
         raise UnknownEnvoy(envoy)
 
+    def limits(self) -> list[LimitView]:
+        """Return the limits of client connections, those of all connections first."""
+        return views.limit_views(self.plan, self.facts)
+
     def readiness_problems(self) -> list[str]:
         """Return why traffic cannot be served, one sentence each; empty if it can."""
         return views.readiness_problems(
@@ -123,6 +127,7 @@ class ClusterView:
             is_panic_threshold_active=bool(self.plan.panic_threshold_reason),
             is_published=self._planner.publish_gate.is_open,
             module_reports=list(facts.module_reports.values()),
+            limits=self.limits(),
             has_node_metrics_outage=bool(facts.node_metrics_outage),
         )
 

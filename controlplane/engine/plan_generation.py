@@ -21,7 +21,7 @@ class PlanGeneration:
         self.intents_version = 0  # the version of the intents that the plan applies
         self._term: int | None = None  # the term in which this replica leads; None: it does not lead
         # Whether this replica has planned only for its own Envoys since it had a plan of a leader.
-        self._is_standalone = False
+        self.is_standalone = False
         # address -> (time of closing, stamp of the plan that closed the node)
         self._closed: dict[str, tuple[float, Stamp | None]] = {}
 
@@ -40,7 +40,7 @@ class PlanGeneration:
 
     def adopt(self, plan: Plan, stamp: Stamp, intents_version: int = 0) -> None:
         """Adopt the plan of another replica that is the leader, or a saved plan."""
-        self._term, self._is_standalone = None, False
+        self._term, self.is_standalone = None, False
         self.last_shared_stamp = stamp
         self.stamp = stamp if stamp > _NO_STAMP else None
         self.intents_version = intents_version
@@ -48,7 +48,7 @@ class PlanGeneration:
 
     def become_leader(self, term: int, plan: Plan) -> None:
         """Become the leader of a term, possibly of the same term again. Stamps never decrease."""
-        self._term, self._is_standalone = term, False
+        self._term, self.is_standalone = term, False
         last_term, last_serial = self.last_shared_stamp
         self.stamp = self.last_shared_stamp = max((term, 1), (last_term, last_serial + 1))
         for address, (at, since) in self._closed.items():
@@ -57,7 +57,7 @@ class PlanGeneration:
 
     def go_standalone(self) -> None:
         """Start to plan only for the Envoys that are connected to this replica; the plan gets no stamp."""
-        self._term, self.stamp, self._is_standalone = None, None, True
+        self._term, self.stamp, self.is_standalone = None, None, True
 
     def advance(self, plan: Plan, intents_version: int = 0) -> None:
         """Advance the serial because the plan has changed, or because an equal plan applies other intents."""
@@ -71,7 +71,7 @@ class PlanGeneration:
 
         After standalone plans, any plan of this term replaces it; otherwise, only a newer plan does.
         """
-        return stamp[0] == term if self._is_standalone else stamp > self.last_shared_stamp
+        return stamp[0] == term if self.is_standalone else stamp > self.last_shared_stamp
 
     def _update_closed(self, plan: Plan) -> None:
         # Closing times are compared because a plan that this replica never got may have reopened the node.

@@ -197,7 +197,14 @@ class Planner:
         applies_other_intents = False
         if not self.is_follower:
             with self._metrics.plan_duration.time():
-                self.plan = compute_plan(before, facts, intents, self.policy, now)
+                self.plan = compute_plan(
+                    before,
+                    facts,
+                    intents,
+                    self.policy,
+                    now,
+                    is_standalone=self._generation.is_standalone,
+                )
             applies_other_intents = intents_version != self._generation.intents_version
             if applies_other_intents or self.plan != before:
                 self._generation.advance(self.plan, intents_version)

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from controlplane.model.nodes import Source, State, Topology
 from controlplane.model.plan import EdsHealth
-from controlplane.model.views import EnvoyView, NodeView
+from controlplane.model.views import EnvoyView, LimitView, NodeView
 
 T = TypeVar("T")
 _GaugeTable: TypeAlias = Mapping[str, tuple[str, Callable[[T], float | None]]]
@@ -97,6 +97,36 @@ def envoy_metric_families(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
     for view in envoys:
         nacks.add_metric([view.status.id], view.status.nacks)
     yield nacks
+
+
+def limit_metric_families(limits: Sequence[LimitView]) -> Iterator[Metric]:
+    labels = ["envoy", "rule"]
+    maximum = GaugeMetricFamily(
+        "tidevoy_limit_max_connections", "Client connections that the rule allows.", labels=["rule"]
+    )
+    connections = GaugeMetricFamily(
+        "tidevoy_limit_connections", "Client connections to the Envoy that the rule counts.", labels=labels
+    )
+    quota = GaugeMetricFamily(
+        "tidevoy_limit_quota",
+        "Client connections that the rule allows to the Envoy at present.",
+        labels=labels,
+    )
+    refusals = CounterMetricFamily(
+        "tidevoy_limit_refusals",
+        "Client connections that the Envoy refused because of the rule.",
+        labels=labels,
+    )
+    for limit in limits:
+        name = limit.rule.name
+        if limit.rule.max_connections:
+            maximum.add_metric([name], limit.rule.max_connections)
+        for envoy in limit.envoys:
+            connections.add_metric([envoy.envoy, name], envoy.connections)
+            refusals.add_metric([envoy.envoy, name], envoy.refused)
+            if envoy.quota is not None:
+                quota.add_metric([envoy.envoy, name], envoy.quota)
+    yield from (maximum, connections, quota, refusals)
 
 
 def source_metric_families(topologies: Sequence[Topology]) -> Iterator[Metric]:

@@ -18,13 +18,14 @@ from prometheus_client.registry import Collector
 from controlplane.metrics.envoy_module import module_metric_families
 from controlplane.metrics.fleet import (
     envoy_metric_families,
+    limit_metric_families,
     node_metric_families,
     source_metric_families,
 )
 from controlplane.model.nodes import State, Topology
 from controlplane.model.plan import Plan
 from controlplane.model.traffic import ModuleReport
-from controlplane.model.views import EnvoyView, NodeView
+from controlplane.model.views import EnvoyView, LimitView, NodeView
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class MetricsSnapshot:
     is_panic_threshold_active: bool
     is_published: bool
     module_reports: Iterable[ModuleReport] = ()
+    limits: Sequence[LimitView] = ()
     has_node_metrics_outage: bool = False
 
 
@@ -89,6 +91,7 @@ class Metrics(Collector):
         yield from envoy_metric_families(snapshot.envoys)
         yield from source_metric_families(snapshot.topologies)
         yield from module_metric_families(snapshot.module_reports)
+        yield from limit_metric_families(snapshot.limits)
         yield GaugeMetricFamily(
             "tidevoy_panic_threshold_active",
             "1 while nodes stay in service although they fail their checks (panic threshold).",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controlplane.model.limits import LimitPlan, LimitRule
 from controlplane.model.module_switches import ALL_ON, ModuleSwitches, SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP, GroupZone, Node, NodeGroup, State
 
@@ -62,6 +63,7 @@ class Policy:
     zone_label: str = "zone"  # the node label that holds its zone
     zone_overload_ratio: float = 1.5  # a zone is overloaded at this many times the load of its group
     module_switches: ModuleSwitches = ALL_ON
+    limits: tuple[LimitRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +131,4 @@ class Plan:
     overloaded_zones: frozenset[GroupZone] = frozenset()  # their Envoys also use nodes of other zones
     # Switches of the module that differ from the settings, by Envoy id.
     switch_overrides: Mapping[str, SwitchOverrides] = field(default_factory=lambda: EMPTY_MAP)
+    limits: Mapping[str, LimitPlan] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from controlplane.model.limits import LimitUsage
 from controlplane.model.nodes import EMPTY_MAP
 
 Counts = Mapping[str, int]
@@ -24,6 +25,7 @@ LOGIN_FAILURES = (
     *("password_unreadable", "node_gone", "compression_not_offered", "node_unreachable"),
     *("session_token_plugin", "attributes_too_large", "change_user_without_tls"),
     *("too_many_logins", "too_many_logins_of_address", "too_many_decryptions", "envoy_draining"),
+    *("fleet_limit", "network_limit", "user_limit", "connection_rate", "user_connection_rate"),
     *("denied", "client_gone", "node_full"),
 )
 CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls", "full")
@@ -159,6 +161,7 @@ class ModuleReport:
     rejections: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
     ejections: Mapping[str, Ejection] = field(default_factory=lambda: EMPTY_MAP)  # by node
     runtime_off: frozenset[str] = frozenset()  # the SWITCHES that Envoy's own runtime has switched off
+    limits: Mapping[str, LimitUsage] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
     dropped_series: int = 0
     login_log: LoginLogCounts | None = None  # None: the log has been off since the Envoy started
     session_counts: SessionCounts | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.health import Health
 from controlplane.model.intents import DrainIntent
+from controlplane.model.limits import LimitRule
 from controlplane.model.module_switches import NO_OVERRIDES, SWITCHES, ModuleSwitches, SwitchOverrides
 from controlplane.model.node_metrics import NodeMetrics
 from controlplane.model.nodes import EMPTY_MAP
@@ -67,6 +68,34 @@ class EnvoyView:
         if self.switches is None:
             return ()
         return tuple(part for part in SWITCHES if not getattr(self.switches, part))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyLimitView:
+    """What one Envoy uses of a limit."""
+
+    envoy: str
+    connections: int
+    quota: int | None  # the connections that it may have now; None: connections are unlimited
+    refused: int  # since the start of the Envoy
+
+
+@dataclass(frozen=True, slots=True)
+class LimitView:
+    """A limit of client connections as `GET /v1/limits` shows it."""
+
+    rule: LimitRule
+    envoys: tuple[EnvoyLimitView, ...] = ()  # sorted by id
+
+    @property
+    def connections(self) -> int:
+        """The connections of all Envoys that count."""
+        return sum(envoy.connections for envoy in self.envoys)
+
+    @property
+    def refused(self) -> int:
+        """The connections that all these Envoys have refused since their start."""
+        return sum(envoy.refused for envoy in self.envoys)
 
 
 @dataclass(frozen=True, slots=True)

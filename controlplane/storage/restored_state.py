@@ -26,7 +26,10 @@ def clamp_plan_times(plan: Plan, now: float) -> Plan:
     round_ends_at = now if saved.outgoing else _clamp(saved.round_ends_at, now)
     # The other fields depend on migration counters, which restart at zero.
     rebalance = RebalanceState(_clamp(saved.since, now), saved.reason, saved.round, round_ends_at)
-    return replace(plan, nodes=nodes, rebalance=rebalance)
+    limits = {
+        name: replace(limit, changed_at=_clamp(limit.changed_at, now)) for name, limit in plan.limits.items()
+    }
+    return replace(plan, nodes=nodes, rebalance=rebalance, limits=limits)
 
 
 def clamp_intent_times(intents: Intents, now: float) -> Intents:

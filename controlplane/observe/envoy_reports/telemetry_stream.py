@@ -21,9 +21,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from types import MappingProxyType
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from controlplane.model.limits import LimitUsage
 from controlplane.model.module_switches import SWITCHES
 from controlplane.model.traffic import (
     EJECT_REASONS,
@@ -50,6 +52,14 @@ _NO_NODE = ""
 _MAX_REJECTION_CHARS = 500
 _MAX_LABEL_CHARS = 64  # maximum length of a version or an extension name
 _MAX_REJECTIONS = 16
+_MAX_LIMITS = 1000  # an Envoy reports also the rules that were removed since its start
+_NO_LIMIT_USAGE = LimitUsage()
+_LIMIT_FIELDS = {
+    "limit_connections": "connections",
+    "limit_quota": "quota",
+    "limit_over_quota": "is_over_quota",
+    "limit_refusals": "refused",
+}
 _RECENT_WINDOW_SECONDS = 60.0  # "recent" values cover the last one to two windows
 _FLUSH_SECONDS = 1.0  # all messages of one flush arrive within this time
 _LOGIN_LOG_FIELDS = frozenset(field.name for field in fields(LoginLogCounts))
@@ -132,6 +142,8 @@ class TelemetryStream:
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._runtime_off: frozenset[str] = frozenset()
         self._login_log: LoginLogCounts | None = None
+        self._limits: dict[str, LimitUsage] = {}  # by name of the rule
+        self._quotas_before: dict[str, int] = {}  # of `_limits` at the previous report
         self._dropped = 0
         self._flush_tracker = _FlushTracker()
         self._clock_offset = ClockOffset(is_ordered=True)
@@ -245,6 +257,8 @@ class TelemetryStream:
             return self._apply_login_log(labels.get("result", ""), value)
         elif name == "login_log_write_errors":
             return self._apply_login_log("write_errors", value)
+        elif name in _LIMIT_FIELDS:
+            return self._apply_limit(_LIMIT_FIELDS[name], labels.get("rule", ""), value)
         elif name == "ejected_since":
             return self._apply_ejection(labels.get("node", _NO_NODE), labels.get("reason", ""), value)
         return True
@@ -259,6 +273,14 @@ class TelemetryStream:
         if field not in _LOGIN_LOG_FIELDS:
             return False
         self._login_log = replace(self._login_log or LoginLogCounts(), **{field: value})
+        return True
+
+    def _apply_limit(self, field: str, rule: str, value: int) -> bool:
+        if rule not in self._limits and (not rule or len(self._limits) >= _MAX_LIMITS):
+            return False
+        usage = self._limits.get(rule[:_MAX_LABEL_CHARS], _NO_LIMIT_USAGE)
+        change: dict[str, Any] = {field: bool(value) if field == "is_over_quota" else value}
+        self._limits[rule[:_MAX_LABEL_CHARS]] = replace(usage, **change)
         return True
 
     def _apply_ejection(self, node: str, reason: str, since: int) -> bool:
@@ -297,10 +319,25 @@ class TelemetryStream:
             rejections=MappingProxyType(dict(self._rejections)),
             ejections=self._ejections(),
             runtime_off=self._runtime_off,
+            limits=self._limit_usages(),
             dropped_series=self._dropped,
             login_log=self._login_log,
             session_counts=session_counts,
             is_first=is_first,
+        )
+
+    def _limit_usages(self) -> Mapping[str, LimitUsage]:
+        """Return the use of all limits, with the larger one of the last two quotas.
+
+        Quota and connections may be from two consecutive flushes. With the connections from before a lower
+        quota took effect, this quota would seem to be more than the Envoy uses.
+        """
+        before, self._quotas_before = self._quotas_before, {r: u.quota for r, u in self._limits.items()}
+        return MappingProxyType(
+            {
+                rule: replace(usage, quota=max(usage.quota, before.get(rule, 0)))
+                for rule, usage in self._limits.items()
+            }
         )
 
     def _ejections(self) -> Mapping[str, Ejection]:

@@ -20,6 +20,7 @@ from envoy.config.core.v3 import extension_pb2
 from controlplane.config.envoy import END_TIMEOUT, END_WAIT
 from controlplane.config.settings import Settings
 from controlplane.config.sql import MAX_WAITING_LOGINS, WAIT_FOR_NODE
+from controlplane.model.limits import LimitPlan
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import NodePlan, Plan
 from controlplane.version import VERSION
@@ -67,6 +68,9 @@ def render_live_config(
     limits |= {part: False for part, is_on in switches.items() if not is_on}
     if overrides.is_drain_requested:
         limits["drain"] = True
+    if plan.limits:
+        # Sorted, because a saved or shared plan is, too.
+        limits["limits"] = [_limit_of(plan.limits[name]) for name in sorted(plan.limits)]
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
@@ -82,6 +86,22 @@ def build_extension_config(name: str, text: str) -> bytes:
 def with_random_padding(text: str) -> str:
     """Append 64 random white space characters to a JSON text, so that its bytes are unique."""
     return text + f"{secrets.randbits(64):064b}".translate(_BITS_TO_WHITESPACE)
+
+
+def _limit_of(limit: LimitPlan) -> dict[str, Any]:
+    """Return a limit and its quotas, without what is unlimited."""
+    rule = limit.rule
+    fields: dict[str, Any] = {"rule": rule.name, "user": rule.user, "network": rule.network}
+    if rule.max_connections:
+        fields |= {
+            "limit": rule.max_connections,
+            "quotas": dict(sorted(limit.quotas.items())),
+            "unlisted": limit.unlisted,
+        }
+    if rule.max_new_per_second:
+        rate = rule.max_new_per_second / limit.envoys
+        fields |= {"rate_limit": rule.max_new_per_second, "rate": rate}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _node_info_of(node: NodePlan, plan: Plan) -> str:

@@ -53,6 +53,11 @@ impl Identity {
         self.capabilities
     }
 
+    #[must_use]
+    pub const fn user(&self) -> &[u8] {
+        &self.user
+    }
+
     /// Applies COM_SET_OPTION, which allows or forbids several statements in one query.
     pub const fn allow_multi_statements(&mut self, allowed: bool) {
         self.capabilities = if allowed {

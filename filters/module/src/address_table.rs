@@ -68,7 +68,7 @@ impl AddressCounters {
     }
 }
 
-/// A limit of events per second, which allows a burst of as many events as [`Rate::BURST_SECONDS`] would.
+/// A limit of events per second, which allows a burst of as many events as some seconds would.
 ///
 /// This is the generic cell rate algorithm (ITU-T I.371). Its state is the time by which all past events would have
 /// happened at exactly this rate.
@@ -76,6 +76,8 @@ impl AddressCounters {
 pub(crate) struct Rate {
     /// Microseconds between two events.
     interval: u64,
+    /// Microseconds whose events may come at once.
+    burst: u64,
 }
 
 impl Rate {
@@ -84,13 +86,22 @@ impl Rate {
 
     /// None: `rate` sets no limit.
     pub(crate) fn per_second(rate: f64) -> Option<Self> {
-        (rate > 0.0).then(|| Self { interval: ((1e6 / rate) as u64).clamp(1, Self::BURST) })
+        (rate > 0.0).then(|| Self { interval: ((1e6 / rate) as u64).clamp(1, Self::BURST), burst: Self::BURST })
+    }
+
+    /// A rate that allows the events of one second at once, but at least one event. None: `rate` sets no limit.
+    pub(crate) fn with_short_burst(rate: f64) -> Option<Self> {
+        const SECOND: u64 = 1_000_000;
+        (rate > 0.0).then(|| {
+            let interval = ((1e6 / rate) as u64).clamp(1, 3600 * SECOND);
+            Self { interval, burst: interval.max(SECOND) }
+        })
     }
 
     /// The state after an event at `now`. None: the event would exceed the limit.
     fn next(self, state: u64, now: u64) -> Option<u64> {
         let next = state.max(now) + self.interval;
-        (next <= now + Self::BURST).then_some(next)
+        (next <= now + self.burst).then_some(next)
     }
 
     /// Counts an event at `now`, in microseconds of any clock. False: the event would exceed the limit, and does not

@@ -191,7 +191,7 @@ impl ClientConn {
         if self.conn.has_unsent() {
             return ReadStep::Close; // the error would overtake unsent bytes of the node
         }
-        let _ = self.conn.write_or_queue(&why.packet(1, true));
+        let _ = self.conn.write_or_queue(&session.command_error_packet(why));
         self.is_rejected.set(true);
         self.conn.finish();
         session.handle(Event::CommandRefused(why));

@@ -1,6 +1,7 @@
 //! The configuration of each extension, as JSON from the control plane. Unknown keys are rejected, and so is a control
 //! plane of an incompatible version.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -95,6 +96,9 @@ pub(crate) struct Published {
     /// None: logins are not logged.
     #[serde(default)]
     pub(crate) login_log: Option<LoginLogConfig>,
+    /// Limits of client connections over all Envoys together.
+    #[serde(default)]
+    pub(crate) limits: Vec<LimitConfig>,
     pub(crate) nodes: Vec<NodeInfo>,
 }
 
@@ -107,6 +111,34 @@ pub(crate) struct LoginLogConfig {
     pub(crate) max_bytes: f64,
     /// How many rotated files are kept.
     pub(crate) keep: f64,
+}
+
+/// A limit of client connections over all Envoys together, and the quotas of the Envoy processes.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LimitConfig {
+    pub(crate) rule: String,
+    /// None: the connections of all users count.
+    #[serde(default)]
+    pub(crate) user: Option<String>,
+    /// None: the connections from all networks count.
+    #[serde(default)]
+    pub(crate) network: Option<ipnet::IpNet>,
+    /// Connections to all Envoys together; 0: no limit.
+    #[serde(default)]
+    pub(crate) limit: u64,
+    /// Connections to each Envoy process, by [`crate::telemetry::instance`].
+    #[serde(default)]
+    pub(crate) quotas: HashMap<String, u64>,
+    /// Connections to an Envoy process without a quota of its own: the control plane does not know it yet.
+    #[serde(default)]
+    pub(crate) unlisted: u64,
+    /// New connections per second to all Envoys together; 0: no limit.
+    #[serde(default)]
+    pub(crate) rate_limit: f64,
+    /// New connections per second to each Envoy process.
+    #[serde(default)]
+    pub(crate) rate: f64,
 }
 
 // The control plane omits values that are equal to these, so that it can also configure modules without these keys.
@@ -375,6 +407,13 @@ mod tests {
         let offload_off = whole.replace("NODES", r#"[],"offload":false"#);
         let migration_only = live(&offload_off).expect("a valid configuration").expect("published values");
         assert!(!migration_only.offload && migration_only.migration);
+        assert!(read.limits.is_empty());
+        let limits = r#"[],"limits":[{"rule":"total","limit":20,"quotas":{"00ff":12},"unlisted":4},
+            {"rule":"batch","user":"etl","network":"10.0.0.0/8","rate_limit":30.5,"rate":15.25}]"#;
+        let read = live(&whole.replace("NODES", limits)).expect("a valid configuration").expect("published values");
+        let [total, batch] = read.limits.as_slice() else { panic!("{:?}", read.limits) };
+        assert_eq!((total.limit, total.quotas.get("00ff"), total.unlisted, total.rate), (20, Some(&12), 4, 0.0));
+        assert_eq!((batch.user.as_deref(), batch.network.is_some(), batch.limit), (Some("etl"), true, 0));
         let no_boolean = whole.replace("NODES", r#"[],"offload":"off""#);
         for wrong in
             [no_boolean.as_str(), r#","nodes":[]"#, &whole.replace("NODES", r#"[{"endpoint":"10.0.0.1:4000"}]"#)]

@@ -21,6 +21,7 @@ mod clock;
 mod commands;
 mod config;
 mod conn;
+mod connection_limits;
 mod deadlines;
 mod delay_queue;
 mod ejection;

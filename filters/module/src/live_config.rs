@@ -14,7 +14,7 @@ use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 
 use crate::config::{self, NodeInfo};
 use crate::switches::{self, Switches};
-use crate::{login_log, wakers};
+use crate::{connection_limits, login_log, wakers};
 
 /// The listener filter that carries the configuration. It lets all connections pass.
 pub(crate) struct LiveConfigFilter;
@@ -97,6 +97,7 @@ pub(crate) fn on_received(config: config::LiveConfig) {
         max_waiting_logins: published.max_waiting_logins as usize,
     };
     login_log::configure(published.login_log);
+    connection_limits::publish(&published.limits);
     switches::set_published(Switches { offload: published.offload, migration: published.migration });
     let drain_times = DrainTimes { wait: seconds(published.end_wait), timeout: seconds(published.end_timeout) };
     let operator = OperatorSwitches { is_ready: published.ready, is_drain_requested: published.drain };

@@ -6,6 +6,7 @@ mod ending;
 mod identity;
 mod kept_states;
 mod lifecycle;
+mod limits;
 mod login;
 mod login_record;
 mod migration;
@@ -41,6 +42,7 @@ use crate::worker::WorkerContext;
 use assigned_node::{AssignedNode, CountedState};
 use identity::SessionIdentity;
 use lifecycle::Effect;
+use limits::SessionSlots;
 use login::SessionLogin;
 use node_loss::LossEvent;
 use traffic::Traffic;
@@ -68,6 +70,7 @@ pub(crate) struct Session {
     /// None: the session is not established yet.
     traffic: RefCell<Option<Traffic>>,
     identity: SessionIdentity,
+    slots: SessionSlots,
     pub(crate) kept_states: KeptStates,
     pub(crate) migration: MigrationState,
     deadline: RefCell<Option<Deadline>>,
@@ -106,6 +109,7 @@ impl Session {
             login: RefCell::new(Some(Box::new(SessionLogin::new(rules)))),
             traffic: RefCell::default(),
             identity: SessionIdentity::default(),
+            slots: SessionSlots::default(),
             kept_states: KeptStates::default(),
             migration: MigrationState::default(),
             deadline: RefCell::default(),

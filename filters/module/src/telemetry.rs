@@ -18,7 +18,10 @@ use crate::node::{
     SessionState, SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{clock, deadlines, envoy_drain, filter, login_log, readiness, refresh, states_memory, switches, wakers};
+use crate::{
+    clock, connection_limits, deadlines, envoy_drain, filter, login_log, readiness, refresh, states_memory, switches,
+    wakers,
+};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -64,6 +67,12 @@ pub(crate) struct Reporter {
     drain: DrainCourse,
     login_log_lines: Counter,
     login_log_write_errors: Counter,
+    limit_connections: Gauge,
+    limit_quota: Gauge,
+    limit_over_quota: Gauge,
+    limit_refusals: Counter,
+    /// The reported refusals of each rule.
+    reported_refusals: RefCell<HashMap<String, u64>>,
     sentinels: Sentinels,
     /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
@@ -100,6 +109,11 @@ impl Reporter {
             drain: DrainCourse::default(),
             login_log_lines: metrics.counter("login_log_lines", &["result"])?,
             login_log_write_errors: metrics.counter("login_log_write_errors", &[])?,
+            limit_connections: metrics.gauge("limit_connections", &["rule"])?,
+            limit_quota: metrics.gauge("limit_quota", &["rule"])?,
+            limit_over_quota: metrics.gauge("limit_over_quota", &["rule"])?,
+            limit_refusals: metrics.counter("limit_refusals", &["rule"])?,
+            reported_refusals: RefCell::default(),
             sentinels: Sentinels::default(),
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
@@ -119,6 +133,7 @@ impl Reporter {
             let text: String = refused.reason.chars().take(MAX_TEXT_CHARACTERS).collect();
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);
         }
+        self.report_limits(metrics);
         for node in node::take_unused_nodes() {
             self.report_node(metrics, &node);
             self.reported.borrow_mut().remove(&node.name);
@@ -139,6 +154,31 @@ impl Reporter {
         metrics.add(self.login_log_lines, &["written"], now[0] - before[0]);
         metrics.add(self.login_log_lines, &["dropped"], now[1] - before[1]);
         metrics.add(self.login_log_write_errors, &[], now[2] - before[2]);
+    }
+
+    fn report_limits(&self, metrics: &Metrics) {
+        let rules = connection_limits::report();
+        let mut reported = self.reported_refusals.borrow_mut();
+        reported.retain(|name, _| {
+            let is_rule = rules.iter().any(|rule| rule.name == *name);
+            if !is_rule {
+                for gauge in [self.limit_connections, self.limit_quota, self.limit_over_quota] {
+                    metrics.put(gauge, &[name], 0);
+                }
+            }
+            is_rule
+        });
+        for rule in rules {
+            let name = rule.name.as_str();
+            let before = reported.get(name).copied().unwrap_or_default();
+            metrics.put(self.limit_connections, &[name], rule.connections);
+            metrics.put(self.limit_quota, &[name], rule.quota.unwrap_or_default());
+            metrics.put(self.limit_over_quota, &[name], u64::from(rule.is_over_quota));
+            // A rule with another user or network counts from zero again.
+            let increase = rule.refusals.checked_sub(before).unwrap_or(rule.refusals);
+            metrics.add(self.limit_refusals, &[name], increase);
+            reported.insert(rule.name, rule.refusals);
+        }
     }
 
     fn report_node(&self, metrics: &Metrics, node: &SharedNode) {

@@ -6,6 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::connection_limits;
 use crate::deadlines::Deadlines;
 use crate::envoy_drain::{self, WorkerDrain};
 use crate::hosts::WorkerHosts;
@@ -47,6 +48,8 @@ pub(crate) struct WorkerContext {
     pub(crate) events: Rc<WorkerEvents>,
     pub(crate) ports: Rc<PortProbes>,
     pub(crate) applied_switches: AppliedSwitches,
+    /// See [`connection_limits::apply`].
+    pub(crate) applied_limits: Cell<u64>,
     pub(crate) waiting_logins: WaitingLogins,
     pub(crate) drain: WorkerDrain,
 }
@@ -78,6 +81,7 @@ impl WorkerContext {
             ports: PortProbes::new(Rc::clone(&events)),
             events,
             applied_switches: AppliedSwitches::default(),
+            applied_limits: Cell::default(),
             waiting_logins: WaitingLogins::default(),
             drain: WorkerDrain::default(),
             waker,
@@ -92,6 +96,7 @@ impl WorkerContext {
         self.apply_published();
         waiting_logins::resume(self, &turn);
         switches::apply(self);
+        connection_limits::apply(self);
         migration_scheduler::apply_node_changes(self);
         migration_scheduler::close_sessions(self, &turn);
         envoy_drain::end_sessions(self, &turn);

@@ -2,6 +2,9 @@
 
 use crate::packet::Header;
 
+/// How many characters of a user name are part of an error text. TiDB allows 32.
+const MAX_USER_CHARACTERS: usize = 32;
+
 /// An error of the proxy itself. Its text says what the client or the operator can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ProxyError {
@@ -49,11 +52,21 @@ pub enum ProxyError {
     TooManyDecryptions,
     /// This Envoy is about to stop, and accepts no more clients.
     EnvoyDraining,
+    /// The limit of connections to all Envoys together is reached.
+    FleetLimit,
+    /// A limit of connections from the client's network is reached.
+    NetworkLimit,
+    /// A limit of the user's connections is reached.
+    UserLimit,
+    /// A limit of new connections per second is reached.
+    ConnectionRate,
+    /// A limit of the user's new connections per second is reached.
+    UserConnectionRate,
 }
 
 impl ProxyError {
     /// All errors, for tables and counters.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 27] = [
         Self::NoNode,
         Self::TooManyConnections,
         Self::TlsRequired,
@@ -76,6 +89,11 @@ impl ProxyError {
         Self::TooManyLoginsOfAddress,
         Self::TooManyDecryptions,
         Self::EnvoyDraining,
+        Self::FleetLimit,
+        Self::NetworkLimit,
+        Self::UserLimit,
+        Self::ConnectionRate,
+        Self::UserConnectionRate,
     ];
 
     /// Error code, SQLSTATE and text. MySQL and TiDB use the same codes for such errors.
@@ -197,7 +215,59 @@ impl ProxyError {
                  (operator: sql.login_limits)",
             ),
             Self::EnvoyDraining => (1053, "08S01", "Tidevoy: this load balancer is about to stop; connect again"),
+            Self::FleetLimit => (
+                1040,
+                "08004",
+                "Tidevoy: too many connections to all Envoys together (LIMIT); close some and try again (operator: \
+                 limits.max_connections)",
+            ),
+            Self::NetworkLimit => (
+                1040,
+                "08004",
+                "Tidevoy: the clients of your network have exceeded the limit of connections 'RULE' (LIMIT); close some \
+                 and try again (operator: limits.rules)",
+            ),
+            Self::UserLimit => (
+                1226,
+                "42000",
+                "Tidevoy: user 'USER' has exceeded the limit of connections 'RULE' (LIMIT); close some and try again \
+                 (operator: limits.rules)",
+            ),
+            Self::ConnectionRate => (
+                1040,
+                "08004",
+                "Tidevoy: too many new connections per second (limit 'RULE': LIMIT); try again, and keep connections \
+                 open (operator: `tidevoy limits`)",
+            ),
+            Self::UserConnectionRate => (
+                1226,
+                "42000",
+                "Tidevoy: user 'USER' opens too many connections per second (limit 'RULE': LIMIT); try again, and keep \
+                 connections open (operator: `tidevoy limits`)",
+            ),
         }
+    }
+
+    /// The text of an error about a limit of connections, with the names and the value of the limit.
+    #[must_use]
+    pub fn limit_text(self, rule: &str, limit: &str, user: &[u8]) -> String {
+        let user: String = String::from_utf8_lossy(user)
+            .chars()
+            .map(|letter| if letter.is_control() { '?' } else { letter })
+            .take(MAX_USER_CHARACTERS)
+            .collect();
+        let (mut text, mut rest) = (String::new(), self.code_state_text().2);
+        // In one pass, so that a name that contains a placeholder stays as it is.
+        while let Some((at, word, value)) = [("RULE", rule), ("LIMIT", limit), ("USER", user.as_str())]
+            .into_iter()
+            .filter_map(|(word, value)| rest.find(word).map(|at| (at, word, value)))
+            .min_by_key(|(at, ..)| *at)
+        {
+            text.push_str(&rest[..at]);
+            text.push_str(value);
+            rest = &rest[at + word.len()..];
+        }
+        text + rest
     }
 
     /// The name in counters and logs.
@@ -226,6 +296,11 @@ impl ProxyError {
             Self::TooManyLoginsOfAddress => "too_many_logins_of_address",
             Self::TooManyDecryptions => "too_many_decryptions",
             Self::EnvoyDraining => "envoy_draining",
+            Self::FleetLimit => "fleet_limit",
+            Self::NetworkLimit => "network_limit",
+            Self::UserLimit => "user_limit",
+            Self::ConnectionRate => "connection_rate",
+            Self::UserConnectionRate => "user_connection_rate",
         }
     }
 
@@ -235,7 +310,13 @@ impl ProxyError {
     /// leaves the SQLSTATE out, and a client would read it as part of the text.
     #[must_use]
     pub fn packet(self, sequence: u8, with_state: bool) -> Vec<u8> {
-        let (code, state, text) = self.code_state_text();
+        self.packet_with_text(self.code_state_text().2, sequence, with_state)
+    }
+
+    /// Like [`Self::packet`], with a text that tells more.
+    #[must_use]
+    pub fn packet_with_text(self, text: &str, sequence: u8, with_state: bool) -> Vec<u8> {
+        let (code, state, _) = self.code_state_text();
         packet(code, with_state.then_some(state), text, sequence)
     }
 }
@@ -338,6 +419,21 @@ mod tests {
             // MySQL clients keep 511 bytes of an error text.
             assert!(text.starts_with("Tidevoy: ") && text.len() < 512 && text.is_ascii());
         }
+    }
+
+    #[test]
+    fn texts_of_limits_name_rule_value_and_user() {
+        assert_eq!(
+            ProxyError::UserLimit.limit_text("reporting", "100", b"report"),
+            "Tidevoy: user 'report' has exceeded the limit of connections 'reporting' (100); close some and try again \
+             (operator: limits.rules)"
+        );
+        let text = ProxyError::UserConnectionRate.limit_text("USER", "1.5", b"LIMIT\nRULE\xff");
+        assert!(text.contains("user 'LIMIT?RULE\u{fffd}' opens") && text.contains("(limit 'USER': 1.5)"), "{text}");
+        let longest =
+            ProxyError::UserConnectionRate.limit_text(&"r".repeat(64), "100000.5", "\u{1f600}".repeat(99).as_bytes());
+        assert!(longest.len() < 512, "{longest}");
+        assert!(ProxyError::FleetLimit.limit_text("total", "20", b"").contains("together (20); close"));
     }
 
     #[test]

@@ -125,6 +125,12 @@ impl HandshakeResponse {
     }
 }
 
+/// The user name in a HandshakeResponse41. None: the payload is cut short.
+#[must_use]
+pub fn user(payload: &[u8]) -> Option<&[u8]> {
+    until_nul(payload, HEAD).map(|user| &payload[user])
+}
+
 /// Whether `attributes`, which begin with their length, exceed [`MAX_ATTRIBUTES_BYTES`].
 #[must_use]
 pub(crate) fn exceeds_attribute_limit(attributes: &[u8]) -> bool {

@@ -15,7 +15,7 @@ mod tests;
 use crate::capability::Capabilities;
 use crate::error::{self, ProxyError};
 use crate::greeting::{self, Greeting};
-use crate::handshake_response::{HEAD, HandshakeResponse};
+use crate::handshake_response::{self, HEAD, HandshakeResponse};
 use crate::login_names::LoginNames;
 use crate::packet::{HEADER, Header};
 use crate::secret::SecretBytes;
@@ -323,6 +323,18 @@ impl Login {
     #[must_use]
     pub fn error_packet(&self, why: ProxyError) -> Vec<u8> {
         why.packet(self.next_client_sequence(), self.claimed.is_some())
+    }
+
+    /// Like [`Self::error_packet`], with a text that tells more.
+    #[must_use]
+    pub fn error_packet_with_text(&self, why: ProxyError, text: &str) -> Vec<u8> {
+        why.packet_with_text(text, self.next_client_sequence(), self.claimed.is_some())
+    }
+
+    /// The client's user. None: the client's response has not been passed on to the node.
+    #[must_use]
+    pub fn user(&self) -> Option<&[u8]> {
+        self.response.as_deref().and_then(handshake_response::user)
     }
 
     /// Whether the login waits for a packet of the client, or for the rest of one.

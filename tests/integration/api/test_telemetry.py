@@ -16,6 +16,7 @@ import pytest
 
 from cli.main import run
 from controlplane import address as addresses
+from controlplane.config.limits import LimitSettings
 from controlplane.version import VERSION
 from sandbox.ports import Ports
 from tests.support.controlplane.api_server import ApiServer, run_api_server, settings, stored_events
@@ -125,6 +126,66 @@ async def test_node_reports_the_sum_over_envoys_and_each_envoy_its_own(server: A
         assert (second["id"], second["logins"]) == ("two", 1)
         text = (await server.http.get("/metrics")).text
         assert f'tidevoy_sessions{{envoy="one",node="{node}",state="idle"}} 3.0' in text.splitlines()
+
+
+async def test_limits_are_shown_with_what_envoys_use_of_them(tmp_path: Path, ports: Ports, node: str) -> None:
+    rule = {"name": "office", "network": "10.0.0.0/8", "max_new_connections_per_second": 2.5}
+    limits = {"max_connections": 20, "rules": [rule]}
+
+    def limit_families(rule: str, connections: int, quota: int) -> list[bytes]:
+        return [
+            metric_family("tidevoy.limit_connections", connections, gauge=True, rule=rule),
+            metric_family("tidevoy.limit_quota", quota, gauge=True, rule=rule),
+            metric_family("tidevoy.limit_refusals", 3, rule=rule),
+        ]
+
+    async with run_api_server(settings(tmp_path, ports, [node], limits=limits)) as server:
+        port = xds_port(server)
+        async with FakeEnvoy(port, "one"), open_metrics_stream(port) as stream:
+            await stream.send(
+                *limit_families("total", 7, 20),
+                *limit_families("office", 2, 0),
+                *limit_families("removed", 1, 1),
+                module_info_family(),
+                envoy="one",
+            )
+            async with asyncio.timeout(15):
+                while not (shown := (await server.http.get("/v1/limits")).json()["limits"])[0]["envoys"]:
+                    pass
+            unlimited = {"max_connections": 0, "max_new_connections_per_second": 0.0}
+            everybody = {"user": None, "network": None}
+            assert shown == [
+                {
+                    "name": "total",
+                    **(everybody | unlimited | {"max_connections": 20}),
+                    "connections": 7,
+                    "refused": 3,
+                    "envoys": [{"envoy": "one", "connections": 7, "quota": 20, "refused": 3}],
+                },
+                {
+                    **(everybody | unlimited | rule),
+                    "connections": 2,
+                    "refused": 3,
+                    "envoys": [{"envoy": "one", "connections": 2, "quota": None, "refused": 3}],
+                },
+            ]
+            lines = (await server.http.get("/metrics")).text.splitlines()
+            assert [line for line in lines if line.startswith("tidevoy_limit_")] == [
+                'tidevoy_limit_max_connections{rule="total"} 20.0',
+                'tidevoy_limit_connections{envoy="one",rule="total"} 7.0',
+                'tidevoy_limit_connections{envoy="one",rule="office"} 2.0',
+                'tidevoy_limit_quota{envoy="one",rule="total"} 20.0',
+                'tidevoy_limit_refusals_total{envoy="one",rule="total"} 3.0',
+                'tidevoy_limit_refusals_total{envoy="one",rule="office"} 3.0',
+            ]
+            page = (await server.http.get("/console/envoys", headers={"Accept": "text/html"})).text
+            assert "Limits of connections" in page
+            assert "all users from 10.0.0.0/8" in page
+            server.next_settings = server.next_settings.model_copy(update={"limits": LimitSettings()})
+            (await server.http.post("/v1/config/reload")).raise_for_status()
+            assert (await server.http.get("/v1/limits")).json() == {"limits": []}
+            page = (await server.http.get("/console/envoys", headers={"Accept": "text/html"})).text
+            assert "Limits of connections" not in page
 
 
 async def test_ejections_are_reported_with_reason_and_time(server: ApiServer, node: str) -> None:

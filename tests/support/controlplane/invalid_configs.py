@@ -10,7 +10,7 @@ _QUOTING_HINT = (
     " needs quotes"
 )
 _TOP_LEVEL_KEYS = (
-    "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, module, migration,"
+    "pd, nodes, sql, backend, limits, tls, health, balance, groups, zones, backup, drain, module, migration,"
     " rebalance, rollouts, overload, envoy_health, end, xds, api, replicas, log, state_dir,"
     " allow_unauthenticated"
 )
@@ -39,6 +39,23 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
             "F:1: listen: there is no such setting; did you mean sql.listen or envoy_health.listen or"
             " xds.listen or api.listen?",
         ),
+    ),
+    "limit_rules": InvalidConfig(
+        "limits:\n  rules:\n  - name: total\n    user: a\n    max_connections: 1\n"
+        "  - name: b\n    max_connections: 1\n  - name: c\n    network: 10.0.0.0/8\n",
+        (
+            "F:3: limits.rules.0.name: total is the name of the limits of all connections; choose another"
+            " name",
+            "F:6: limits.rules.1: the rule b has neither a user nor a network; set one of them;"
+            " limits.max_connections limits all connections",
+            "F:8: limits.rules.2: the rule c limits nothing; set max_connections or"
+            " max_new_connections_per_second",
+        ),
+    ),
+    "limit_rules_with_one_name": InvalidConfig(
+        "limits:\n  rules:\n  - {name: b, user: a, max_connections: 1}\n"
+        "  - {name: b, user: c, max_connections: 1}\n",
+        ("F:4: limits.rules.1.name: b is listed twice; give each rule its own name",),
     ),
     "duplicate_key": InvalidConfig(
         "sql:\n  max_connections: 1\n  max_connections: 2\n",

@@ -30,6 +30,17 @@ NON_DEFAULTS: dict[str, Any] = {
     "sql.login_limits.max_decryptions_per_second": 2.5,
     "sql.login_limits.max_decryptions_per_second_per_address": 1.5,
     "sql.login_limits.shared_addresses": ["10.0.0.0/8"],
+    "limits.max_connections": 100,
+    "limits.max_new_connections_per_second": 2.5,
+    "limits.rules": [
+        {
+            "name": "reporting",
+            "user": "report",
+            "network": "10.0.0.0/8",
+            "max_connections": 5,
+            "max_new_connections_per_second": 1.5,
+        }
+    ],
     "sql.compression": "passthrough",
     "sql.access_log": "/other/sessions.log",
     "sql.login_log.path": "/other/logins.log",

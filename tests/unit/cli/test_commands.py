@@ -45,6 +45,13 @@ ANSWERS: dict[str, Any] = yaml.safe_load("""
    unreachable: itself},
   {name: r2, address: 'h:2', version: '1', since: *at, is_self: false, is_leader: false,
    unreachable: is down}]}
+/v1/limits: {limits: [
+  {name: reporting, user: report, network: null, max_connections: 100, max_new_connections_per_second: 0.0,
+   connections: 63, refused: 7, envoys: [
+     {envoy: e1, connections: 60, quota: 80, refused: 7},
+     {envoy: e2, connections: 3, quota: 20, refused: 0}]},
+  {name: office, user: null, network: 10.0.0.0/8, max_connections: 0, max_new_connections_per_second: 2.5,
+   connections: 1, refused: 0, envoys: [{envoy: e1, connections: 1, quota: null, refused: 0}]}]}
 /v1/rollouts: {rollouts: [&rollout
   {id: r/1, phase: done, reason: '', created_by: anna, created_at: *at, steps: [],
    spec: {action: manual, selector: all, version: ''}}]}
@@ -132,6 +139,12 @@ REPLICA_ROWS = [
     f"r2  h:2  1  {TIME}  follower",
 ]
 
+LIMIT_ROWS = [
+    "RULE  USER  NETWORK  CONNECTIONS  LIMIT  NEW PER SECOND  REFUSED  ENVOYS",
+    "reporting  report  all  63  100  -  7  e1 60/80, e2 3/20",
+    "office  all  10.0.0.0/8  1  -  2.5  0  e1 1",
+]
+
 
 @pytest.mark.parametrize(
     ("command", "rows", "notes"),
@@ -141,6 +154,7 @@ REPLICA_ROWS = [
         ("nodes --explain", [EXPLANATION_HEADERS, EXPLANATION], []),
         ("envoys", ENVOY_ROWS, ENVOY_NOTES),
         ("replicas", REPLICA_ROWS, ["r2 is down"]),
+        ("limits", LIMIT_ROWS, []),
         ("rollout status", ROLLOUT_ROWS, []),
         ("rollout status r/1", [STEP_HEADERS, re.escape(ROLLOUT_LINE)], []),
         ("config show", ["log:", "  level: info"], []),

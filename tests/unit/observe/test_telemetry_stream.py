@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.model.limits import LimitUsage
 from controlplane.model.traffic import Ejection, LoginLogCounts, ModuleReport, SessionCounts, Traffic
 from controlplane.observe.envoy_reports.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
@@ -88,6 +89,23 @@ def test_counts_of_the_login_log_are_reported_once_the_log_is_on() -> None:
     report = flush(stream, lines("written", 7), lines("dropped", 3), errors, lines("lost", 1))
     assert (report.login_log, report.dropped_series) == (LoginLogCounts(7, 3, 2), 1)
     assert flush(stream, lines("written", 8)).login_log == LoginLogCounts(8, 3, 2)
+def test_use_of_limits_is_reported_by_rule() -> None:
+    def limit(name: str, value: int, rule: str = "reporting") -> bytes:
+        return metric_family(f"tidevoy.limit_{name}", value, gauge=name != "refusals", rule=rule)
+
+    stream = new_stream()
+    assert flush(stream).limits == {}
+    report = flush(
+        stream, limit("connections", 7), limit("quota", 9), limit("over_quota", 1), limit("refusals", 3)
+    )
+    assert report.limits == {"reporting": LimitUsage(7, 9, True, 3)}
+    report = flush(stream, limit("over_quota", 0), limit("connections", 1, "total"), limit("quota", 1, ""))
+    assert report.limits == {"reporting": LimitUsage(7, 9, False, 3), "total": LimitUsage(1)}
+    assert report.dropped_series == 1
+    assert flush(stream, limit("quota", 5)).limits["reporting"].quota == 9, "the larger one of the last two"
+    assert flush(stream).limits["reporting"].quota == 5
+    report = flush(stream, *(limit("connections", 1, f"rule-{number}") for number in range(1_500)))
+    assert (len(report.limits), report.dropped_series) == (1_000, 1 + 502)
 
 
 def test_every_family_is_parsed() -> None:

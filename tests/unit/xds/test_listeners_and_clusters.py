@@ -23,6 +23,7 @@ from xds.type.v3 import typed_struct_pb2
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
 from controlplane.config.sql import SqlSettings
+from controlplane.model.limits import LimitPlan, LimitRule
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan, RebalanceState
@@ -148,6 +149,20 @@ def test_live_config_has_the_login_log_if_it_is_on() -> None:
     assert login_log(path="/log/logins") == {"path": "/log/logins", "max_bytes": 100 << 20, "keep": 5}
     expected = {"path": "/dev/stdout", "max_bytes": 0, "keep": 0}
     assert login_log(path="/dev/stdout", max_bytes=0, keep=0) == expected
+def test_live_config_has_the_limits_of_the_plan() -> None:
+    def limits(*plans: LimitPlan) -> Any:
+        plan = Plan(limits={limit.rule.name: limit for limit in plans})
+        return json.loads(live_configs.render_live_config(plan, [], Settings(), ""))["published"].get(
+            "limits"
+        )
+
+    assert limits() is None
+    total = LimitPlan(LimitRule("total", max_connections=20), {"b": 8, "a": 12}, unlisted=3, envoys=2)
+    rule = LimitRule("etl", "batch", "10.0.0.0/8", max_new_per_second=3.0)
+    assert limits(total, LimitPlan(rule, envoys=2)) == [
+        {"rule": "etl", "user": "batch", "network": "10.0.0.0/8", "rate_limit": 3.0, "rate": 1.5},
+        {"rule": "total", "limit": 20, "quotas": {"a": 12, "b": 8}, "unlisted": 3},
+    ]
 
 
 def test_publishes_health_weight_and_state_ordered_by_address() -> None:

@@ -167,6 +167,7 @@ impl Session {
         // Dropped when its cell is no longer borrowed.
         let _login = self.login.take();
         self.leave_node();
+        self.release_slots();
         self.report_bytes();
         self.kept_states.set(None);
         if self.migration.is_migration_requested() {

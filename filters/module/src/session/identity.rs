@@ -125,7 +125,11 @@ impl Session {
             return Ok(Some(whole));
         }
         let (command, rest) = whole.split_at(HEADER + header.length);
-        if let Err(why) = ChangeUser::parse(&command[HEADER..]).map_or(Ok(()), |change| change.check()) {
+        let check = |change: ChangeUser<'_>| {
+            change.check()?;
+            self.take_slots_of_next_user(change.user)
+        };
+        if let Err(why) = ChangeUser::parse(&command[HEADER..]).map_or(Ok(()), check) {
             self.identity.change_command.replace(whole); // for the login log
             return Err(why);
         }

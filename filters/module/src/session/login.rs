@@ -92,8 +92,13 @@ impl SessionLogin {
         self.slot.as_ref().map_or(Ok(()), |slot| slot.set_bytes(held as u64))
     }
 
-    fn error_packet(&self, why: ProxyError) -> Vec<u8> {
-        self.relay.as_ref().map(|relay| relay.error_packet(why)).unwrap_or_default()
+    /// `text`: the text of the error. None: the general one.
+    fn error_packet(&self, why: ProxyError, text: Option<&str>) -> Vec<u8> {
+        let packet = |relay: &Login| match text {
+            Some(text) => relay.error_packet_with_text(why, text),
+            None => relay.error_packet(why),
+        };
+        self.relay.as_ref().map(packet).unwrap_or_default()
     }
 
     /// Why the node has closed the connection. If the node has waited for the client, the client was too slow.
@@ -144,11 +149,12 @@ impl Session {
         self.with_session_login(|login| login.has_plain_node_side = true);
     }
 
-    /// Counts the login towards the limits.
+    /// Counts the client and its login towards the limits.
     ///
     /// # Errors
-    /// There are too many logins.
+    /// There are too many connections or logins.
     pub(crate) fn start_login(&self, limits: &Arc<LoginLimits>) -> Result<(), ProxyError> {
+        self.take_slots_of_address()?;
         let address: Option<IpAddr> = self.addresses().map(|(client, _)| client.ip());
         let slot = LoginSlot::try_acquire(limits, address)?;
         self.with_session_login(|login| login.slot = Some(slot));
@@ -248,9 +254,12 @@ impl Session {
             let relay = login.relay.as_mut()?;
             let limited = LimitedKey { key, slot: login.slot.as_ref() };
             let (taken, progress) = relay.on_client_bytes(bytes, &limited, out);
-            match login.count_held_bytes() {
+            // The response, if there is one, is not sent to the node yet.
+            let is_allowed = relay.user().map_or(Ok(()), |user| self.take_slots_of_user(user));
+            match is_allowed.and_then(|()| login.count_held_bytes()) {
                 Err(why) if progress == Progress::More => {
-                    out.back.extend_from_slice(&login.error_packet(why));
+                    out.onward = SecretBytes::default();
+                    out.back.extend_from_slice(&login.error_packet(why, self.refusal_text().as_deref()));
                     login.relay = None;
                     Some((taken, Progress::Rejected(why)))
                 }
@@ -435,7 +444,8 @@ impl Session {
 
     /// The error packet for a client whose login has failed.
     pub(crate) fn error_packet(&self, why: ProxyError) -> Vec<u8> {
-        self.login.borrow().as_ref().map(|login| login.error_packet(why)).unwrap_or_default()
+        let text = self.refusal_text();
+        self.login.borrow().as_ref().map(|login| login.error_packet(why, text.as_deref())).unwrap_or_default()
     }
 
     /// Why the node has closed the connection during the login.

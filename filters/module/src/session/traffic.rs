@@ -169,6 +169,7 @@ impl Session {
             self.log_change_user(result);
         }
         self.identity.on_node_bytes(change);
+        self.on_identity_change(change);
         self.restart_idle_timeout();
         let passing = if let Some(why) = request.and_then(|request| self.check_password_request(request)) {
             self.record_login_failure(LoginFailure::Error(why)); // a change of user counts as a login

@@ -39,7 +39,7 @@ fn largest_response() -> Vec<u8> {
     let mut payload = [0x00, 0x82, 0x08, 0].to_vec();
     payload.resize(HEAD, 0);
     payload.extend(b"root\0\x01\x01sha256_password\0");
-    payload.resize(crate::handshake_response::MAX_RESPONSE_BYTES, 0);
+    payload.resize(handshake_response::MAX_RESPONSE_BYTES, 0);
     packet(1, &payload)
 }
 
@@ -68,12 +68,12 @@ fn largest_login_holds_at_most_two_client_packets() {
     for piece in largest_response().chunks(1000) {
         assert_eq!(login.on_client_bytes(piece, &NoKey, &mut out), (piece.len(), Progress::More));
     }
-    assert!(login.held_response.is_some() && login.held_bytes() >= crate::handshake_response::MAX_RESPONSE_BYTES);
-    let next = packet(3, &vec![5; crate::handshake_response::MAX_RESPONSE_BYTES]);
+    assert!(login.held_response.is_some() && login.held_bytes() >= handshake_response::MAX_RESPONSE_BYTES);
+    let next = packet(3, &vec![5; handshake_response::MAX_RESPONSE_BYTES]);
     for piece in next[..next.len() - 1].chunks(1000) {
         assert_eq!(login.on_client_bytes(piece, &NoKey, &mut out), (piece.len(), Progress::More));
         // A growing buffer has at most twice the capacity that it needs.
-        assert!(login.held_bytes() <= 2 * 2 * (crate::handshake_response::MAX_RESPONSE_BYTES + 1024));
+        assert!(login.held_bytes() <= 2 * 2 * (handshake_response::MAX_RESPONSE_BYTES + 1024));
     }
     let (_, progress) = login.on_client_bytes(&[5], &NoKey, &mut out);
     assert_eq!(progress, Progress::Rejected(ProxyError::PasswordUnreadable));
