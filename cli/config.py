@@ -70,6 +70,10 @@ def describe_reload(answer: dict[str, Any]) -> list[str]:
     """Return what a reload changed, one line for each kind of change."""
     categories = (
         ("applied", "applied now"),
+        (
+            "applied_by_module",
+            "applied now; an Envoy without the module applies it after that Envoy restarts",
+        ),
         ("needs_new_envoys", "applies to each Envoy after that Envoy restarts"),
         ("needs_restart", "needs a restart of the control plane"),
     )

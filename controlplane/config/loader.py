@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from controlplane.config import certificate_checks, schema
 from controlplane.config.schema import format_path, translate_error
 from controlplane.config.settings import Settings
+from controlplane.config.types import TakesEffect
 from controlplane.config.yaml_loader import parse_yaml
 from controlplane.errors import ConfigError, ConfigErrors
 from controlplane.model.views import ReloadResult
@@ -83,10 +84,11 @@ def apply_reload(old: Settings, wanted: Settings) -> tuple[Settings, ReloadResul
 
     Settings that need a restart keep their old value; every reload reports them again until the restart.
     """
-    changed: dict[str, list[str]] = {"now": [], "new envoys": [], "restart": []}
+    changed = _no_changes()
     merged = _merge_reloadable(old, wanted, (), changed)
     return merged, ReloadResult(
         applied=tuple(changed["now"]),
+        applied_by_module=tuple(changed["now with the module"]),
         needs_new_envoys=tuple(changed["new envoys"]),
         needs_restart=tuple(changed["restart"]),
     )
@@ -183,6 +185,10 @@ def _with_value(data: Any, path: schema.SettingPath, value: Any) -> Any:
     return {**inner, path[0]: _with_value(inner.get(path[0]), path[1:], value)}
 
 
+def _no_changes() -> dict[str, list[str]]:
+    return {when: [] for when in get_args(TakesEffect)}
+
+
 def _merge_reloadable(
     old: Section, new: Section, parent: schema.SettingPath, changed: dict[str, list[str]]
 ) -> Section:
@@ -208,7 +214,7 @@ def _effect_times(field: FieldInfo, before: Any, after: Any) -> list[str]:
     item = schema.element_field(field) if schema.is_list(field) else None
     if item is None or schema.section_model(item) is None or len(before) != len(after):
         return [schema.takes_effect(field)]
-    changed: dict[str, list[str]] = {"now": [], "new envoys": [], "restart": []}
+    changed = _no_changes()
     for old_item, new_item in zip(before, after, strict=True):
         _merge_reloadable(old_item, new_item, (), changed)
     return [when for when, paths in changed.items() if paths]

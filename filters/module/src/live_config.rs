@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 
-use crate::config::{self, NodeInfo};
+use crate::config::{self, NodeInfo, seconds};
+use crate::live_settings;
 use crate::switches::{self, Switches};
 use crate::wakers;
 
@@ -67,13 +68,16 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Publishes a configuration. Called on Envoy's main thread.
 pub(crate) fn on_received(config: config::LiveConfig) {
     let Some(published) = config.published else { return };
-    let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO);
     let limits = SessionLimits {
         login_timeout: seconds(published.login_timeout),
         idle_timeout: seconds(published.idle_timeout),
         wait_for_node: seconds(published.wait_for_node),
         max_waiting_logins: published.max_waiting_logins as usize,
     };
+    // First, so that no session begins with the new nodes and the settings of the listener.
+    if let Some(settings) = published.settings {
+        live_settings::apply(settings);
+    }
     switches::set_published(Switches { offload: published.offload, migration: published.migration });
     publish(limits, published.ready, published.group, published.nodes.into());
 }

@@ -16,7 +16,7 @@ use crate::node::{
     SessionState, SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{clock, deadlines, readiness, refresh, states_memory, switches, wakers};
+use crate::{clock, deadlines, live_settings, readiness, refresh, states_memory, switches, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -205,6 +205,7 @@ impl Extension for Reporter {
         let now = clock::now();
         if self.reported_at.get().is_none_or(|at| now >= at + REPORT_INTERVAL) {
             self.reported_at.set(Some(now));
+            live_settings::retry();
             self.report(metrics);
             readiness::set_heap_full(readiness::is_probed() && metrics.gauge_value(readiness::HEAP_FULL_GAUGE) > 0);
         }

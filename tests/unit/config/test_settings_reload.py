@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel, SecretStr
@@ -12,6 +12,7 @@ from controlplane.config import reference_docs, schema
 from controlplane.config.loader import apply_reload, dump_masked
 from controlplane.config.schema import format_path
 from controlplane.config.settings import Settings, build_policy
+from controlplane.config.types import TakesEffect
 from controlplane.model.nodes import NodeGroup
 from controlplane.model.plan import BalancePolicy
 from tests.support.controlplane.setting_values import NON_DEFAULTS, PAIRED, nested
@@ -57,6 +58,7 @@ def test_reload_reports_when_each_change_takes_effect(path: schema.SettingPath, 
     applied, changed = apply_reload(old, new)
     reported = {
         "now": changed.applied,
+        "now with the module": changed.applied_by_module,
         "new envoys": changed.needs_new_envoys,
         "restart": changed.needs_restart,
     }
@@ -138,7 +140,7 @@ def test_build_policy_copies_settings() -> None:
 def test_every_setting_has_documentation(field: Any) -> None:
     assert field.description
     assert field.description.endswith(".")
-    assert field.json_schema_extra["change"] in ("now", "new envoys", "restart")
+    assert field.json_schema_extra["change"] in get_args(TakesEffect)
     assert "a value" not in schema.describe_expected(field)
 
 
