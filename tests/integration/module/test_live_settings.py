@@ -40,6 +40,7 @@ class Change:
     nodes: int = 1
     behavior: str = "serve"  # of the nodes towards new connections, once the sessions are open
     is_reversible: bool = True
+    sessions: int = _SESSIONS
 
     def sections(self, value: Any) -> dict[str, Any]:
         """Return the settings with this value."""
@@ -197,6 +198,7 @@ _CHANGES = [
         *("backend.ejection_time", 0.05, 300.0, is_no_node_retried),
         nodes=2,
         behavior="close first",
+        sessions=4,  # as many at each node, so that both get new ones
         is_reversible=False,  # an ejection that has begun keeps its duration
     ),
     Change("backend.health_connections", True, False, has_no_idle_connection),
@@ -213,7 +215,7 @@ async def test_changed_setting_applies_to_new_connections(
 ) -> None:
     before = change.sections(change.before)
     async with run_live_envoy(ports, envoy_process, before, nodes=change.nodes) as live:
-        sessions = [await live.log_in() for _ in range(_SESSIONS)]
+        sessions = [await live.log_in() for _ in range(change.sessions)]
         live.nodes.behavior = change.behavior
 
         async def is_in_force() -> bool:
