@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 from controlplane.config import reference_docs, schema
-from controlplane.config.loader import apply_reload, dump_masked
+from controlplane.config.loader import apply_reload, dump_masked, preview_reload
 from controlplane.config.schema import format_path
 from controlplane.config.settings import Settings, build_policy
 from controlplane.config.types import TakesEffect
@@ -65,6 +65,7 @@ def test_reload_reports_when_each_change_takes_effect(path: schema.SettingPath, 
     when = schema.takes_effect(field)
     assert reported == {effect: ((name,) if effect == when else ()) for effect in reported}
     assert applied == (old if when == "restart" else new)
+    assert preview_reload(dump_masked(old), new) == changed
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,7 @@ def test_group_change_takes_effect_like_its_changed_keys(
     old, new = ({"groups": groups} for groups in ([olap], [olap | change for change in changes]))
     _, changed = apply_reload(Settings.model_validate(old), Settings.model_validate(new))
     assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == (now, new_envoys, ())
+    assert preview_reload(dump_masked(Settings.model_validate(old)), Settings.model_validate(new)) == changed
 
 
 def test_changed_report_interval_is_reported_to_need_new_envoys() -> None:
