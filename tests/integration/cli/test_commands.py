@@ -161,8 +161,8 @@ async def test_config_commands_check_show_and_reload(control_plane: ControlPlane
     config = await run_tidevoy(control_plane.api_url, "config", "show", "--json")
     assert json.loads(config.stdout)["state_dir"] == control_plane.settings["state_dir"]
     assert (await run_tidevoy(control_plane.api_url, "reload")).stdout == "nothing has changed\n"
-    control_plane.settings["sql"] = {**control_plane.settings.get("sql", {}), "max_connections": 7}
-    control_plane.settings["log"] = {"level": "debug"}
+    sql = {**control_plane.settings.get("sql", {}), "max_connections": 7}
+    control_plane.settings = {**control_plane.settings, "sql": sql, "log": {"level": "debug"}}
     await control_plane.prepare()
     check = ("config", "check", str(control_plane.config_file), "--diff")
     diff = await run_tidevoy(control_plane.api_url, *check)
