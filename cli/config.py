@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,22 +24,38 @@ def check(
         Path, typer.Argument(metavar="FILE", help="Configuration file (YAML).", show_default=False)
     ],
     as_json: AsJson = False,
+    diff: Annotated[
+        bool,
+        typer.Option(
+            "--diff",
+            help="Also list the settings that a reload of the running control plane (--url) would change,"
+            " grouped by when they take effect.",
+        ),
+    ] = False,
+    url: Url = DEFAULT_URL,
 ) -> None:
     """Check a configuration file together with the environment. Starts nothing."""
-    from controlplane.config.loader import read_settings
+    from controlplane.config.loader import preview_reload, read_settings
 
     try:
-        read_settings(file, os.environ)
+        settings = read_settings(file, os.environ)
     except ConfigError as error:
         if not as_json:
             raise
         errors = error.errors if isinstance(error, ConfigErrors) else (error,)
         show_json([_error_as_json(setting_error) for setting_error in errors])
         raise typer.Exit(EXIT_USAGE) from None
+    if diff:
+        with ControlPlaneClient(url) as client:
+            changes = asdict(preview_reload(client.get("/v1/config"), settings))
     if as_json:
-        show_json([])
-    else:
-        print_result(f"{file} is valid")
+        show_json(changes if diff else [])
+        return
+    print_result(f"{file} is valid")
+    if diff:
+        print_result(
+            "\n".join(["a reload would change:", *(f"  {line}" for line in describe_reload(changes))])
+        )
 
 
 def _error_as_json(error: ConfigError) -> dict[str, str]:
@@ -70,6 +87,10 @@ def describe_reload(answer: dict[str, Any]) -> list[str]:
     """Return what a reload changed, one line for each kind of change."""
     categories = (
         ("applied", "applied now"),
+        (
+            "applied_by_module",
+            "applied now; an Envoy without the module applies it after that Envoy restarts",
+        ),
         ("needs_new_envoys", "applies to each Envoy after that Envoy restarts"),
         ("needs_restart", "needs a restart of the control plane"),
     )

@@ -30,7 +30,11 @@ from controlplane.xds.resource_type import (
     ResourceType,
 )
 from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
-from controlplane.xds.resources.profile import MODULE_METADATA_KEY
+from controlplane.xds.resources.profile import (
+    FEATURES_METADATA_KEY,
+    LIVE_SETTINGS_FEATURE,
+    MODULE_METADATA_KEY,
+)
 from sandbox.envoy import EnvoyProcess
 
 _FIRST_REQUEST_TIMEOUT_SECONDS = 30.0
@@ -108,6 +112,7 @@ class SimulatedEnvoy:
         node.id = f"simulated-{number:03}"
         if module:
             node.metadata[MODULE_METADATA_KEY] = module
+            node.metadata[FEATURES_METADATA_KEY] = LIVE_SETTINGS_FEATURE
         self.number = number
         self.node = node
         self.on_response: dict[ResourceType, Callable[[Any], None]] = {}

@@ -133,16 +133,14 @@ class BackupSettings(SettingsSection):
 class MigrationSettings(SettingsSection):
     """Limits of all migrations of one Envoy, whatever their cause (module only)."""
 
-    max_per_second: float = setting(500.0, takes_effect="new envoys", unit="sessions", ge=0, le=100_000)
+    max_per_second: float = setting(500.0, unit="sessions", ge=0, le=100_000)
     """Maximum number of migrations that one Envoy starts per second; 0: sessions never migrate."""
-    max_concurrent: int = setting(64, takes_effect="new envoys", unit="sessions", ge=1, le=10_000)
+    max_concurrent: int = setting(64, unit="sessions", ge=1, le=10_000)
     """Maximum number of concurrent migrations of one Envoy."""
-    max_state_bytes: int = setting(4 * _MIB, takes_effect="new envoys", unit="bytes", ge=65_536, le=64 * _MIB)
+    max_state_bytes: int = setting(4 * _MIB, unit="bytes", ge=65_536, le=64 * _MIB)
     """Maximum size of the session states (variables, prepared statements and so on) of one session; a session
     with more does not migrate."""
-    max_total_state_bytes: int = setting(
-        256 * _MIB, takes_effect="new envoys", unit="bytes", ge=262_144, le=64 << 30
-    )
+    max_total_state_bytes: int = setting(256 * _MIB, unit="bytes", ge=262_144, le=64 << 30)
     """Memory limit of one Envoy for session states: of migrating sessions, and of sessions whose node may
     fail. The latter use at most half of it. Must be at least four times `max_state_bytes`."""
 

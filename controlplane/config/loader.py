@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from controlplane.config import certificate_checks, schema
 from controlplane.config.schema import format_path, translate_error
 from controlplane.config.settings import Settings
+from controlplane.config.types import TakesEffect
 from controlplane.config.yaml_loader import parse_yaml
 from controlplane.errors import ConfigError, ConfigErrors
 from controlplane.model.views import ReloadResult
@@ -83,13 +84,36 @@ def apply_reload(old: Settings, wanted: Settings) -> tuple[Settings, ReloadResul
 
     Settings that need a restart keep their old value; every reload reports them again until the restart.
     """
-    changed: dict[str, list[str]] = {"now": [], "new envoys": [], "restart": []}
+    changed = _no_changes()
     merged = _merge_reloadable(old, wanted, (), changed)
-    return merged, ReloadResult(
-        applied=tuple(changed["now"]),
-        needs_new_envoys=tuple(changed["new envoys"]),
-        needs_restart=tuple(changed["restart"]),
-    )
+    return merged, _as_result(changed)
+
+
+def preview_reload(running: Mapping[str, Any], wanted: Settings) -> ReloadResult:
+    """Return what a reload would change. `running` are the settings in force, from `dump_masked`.
+
+    Secrets are masked there, so a changed secret is not found.
+    """
+    changed, masked = _no_changes(), dump_masked(wanted)
+    for path, field in schema.iter_settings(Settings):
+        before, after = _value_at(running, path), _value_at(masked, path)
+        if before != after:
+            for when in _effect_times(field, *(_items(field, value) for value in (before, after))):
+                changed[when].append(format_path(path))
+    return _as_result(changed)
+
+
+def _value_at(data: Any, path: schema.SettingPath) -> Any:
+    for key in path:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
+
+
+def _items(field: FieldInfo, value: Any) -> Any:
+    """Return the items of a list of sections as models, which `_effect_times` compares; else the value."""
+    element = schema.element_field(field) if schema.is_list(field) else None
+    model = schema.section_model(element) if element is not None else None
+    return value if model is None else [model.model_construct(**item) for item in value or ()]
 
 
 def dump_masked(settings: BaseModel) -> dict[str, Any]:
@@ -183,6 +207,19 @@ def _with_value(data: Any, path: schema.SettingPath, value: Any) -> Any:
     return {**inner, path[0]: _with_value(inner.get(path[0]), path[1:], value)}
 
 
+def _as_result(changed: Mapping[str, list[str]]) -> ReloadResult:
+    return ReloadResult(
+        applied=tuple(changed["now"]),
+        applied_by_module=tuple(changed["now with the module"]),
+        needs_new_envoys=tuple(changed["new envoys"]),
+        needs_restart=tuple(changed["restart"]),
+    )
+
+
+def _no_changes() -> dict[str, list[str]]:
+    return {when: [] for when in get_args(TakesEffect)}
+
+
 def _merge_reloadable(
     old: Section, new: Section, parent: schema.SettingPath, changed: dict[str, list[str]]
 ) -> Section:
@@ -208,7 +245,7 @@ def _effect_times(field: FieldInfo, before: Any, after: Any) -> list[str]:
     item = schema.element_field(field) if schema.is_list(field) else None
     if item is None or schema.section_model(item) is None or len(before) != len(after):
         return [schema.takes_effect(field)]
-    changed: dict[str, list[str]] = {"now": [], "new envoys": [], "restart": []}
+    changed = _no_changes()
     for old_item, new_item in zip(before, after, strict=True):
         _merge_reloadable(old_item, new_item, (), changed)
     return [when for when, paths in changed.items() if paths]

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from controlplane.config.types import SettingError, TakesEffect, ValueFormat
 
 SettingPath = tuple[str | int, ...]
+Section = TypeVar("Section", bound=BaseModel)
 
 _MAX_ECHO_LENGTH = 60
 _TYPE_NAMES: Mapping[Any, str] = {
@@ -92,6 +93,23 @@ def takes_effect(field: FieldInfo) -> TakesEffect:
     """Return when a change of this setting takes effect."""
     extra = field.json_schema_extra
     return typing.cast(TakesEffect, extra["change"]) if isinstance(extra, dict) else "now"
+
+
+def with_defaults_of_reloadable(section: Section) -> Section:
+    """Return a section with the defaults of all optional settings whose changes running Envoys apply.
+
+    Lists and mappings of sections stay as they are.
+    """
+    changes: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            changes[name] = with_defaults_of_reloadable(value)
+        elif takes_effect(field).startswith("now") and not field.is_required():
+            element = element_field(field)
+            if element is None or section_model(element) is None:
+                changes[name] = field.get_default(call_default_factory=True)
+    return section.model_copy(update=changes)
 
 
 def describe_expected(field: FieldInfo) -> str:

@@ -34,22 +34,20 @@ class LoginLimits(SettingsSection):
     proxy. IPv6 addresses of one /64 network count as one address.
     """
 
-    max_logins: int = setting(50_000, takes_effect="new envoys", ge=0, le=10_000_000)
+    max_logins: int = setting(50_000, ge=0, le=10_000_000)
     """Maximum number of unfinished logins."""
-    max_logins_per_address: int = setting(10_000, takes_effect="new envoys", ge=0, le=10_000_000)
+    max_logins_per_address: int = setting(10_000, ge=0, le=10_000_000)
     """Maximum number of unfinished logins of one client address."""
-    max_bytes: int = setting(64 << 20, takes_effect="new envoys", unit="bytes", ge=0, le=64 << 30)
+    max_bytes: int = setting(64 << 20, unit="bytes", ge=0, le=64 << 30)
     """Memory limit for incomplete packets of unfinished logins."""
-    max_bytes_per_address: int = setting(16 << 20, takes_effect="new envoys", unit="bytes", ge=0, le=64 << 30)
+    max_bytes_per_address: int = setting(16 << 20, unit="bytes", ge=0, le=64 << 30)
     """Memory limit for incomplete packets of unfinished logins of one client address."""
-    max_decryptions_per_second: float = setting(1_000.0, takes_effect="new envoys", ge=0, le=100_000)
+    max_decryptions_per_second: float = setting(1_000.0, ge=0, le=100_000)
     """Maximum rate of RSA operations for passwords of clients without TLS (see `tls.client.rsa_key`). As many
     as in 10 seconds may come at once."""
-    max_decryptions_per_second_per_address: float = setting(
-        200.0, takes_effect="new envoys", ge=0, le=100_000
-    )
+    max_decryptions_per_second_per_address: float = setting(200.0, ge=0, le=100_000)
     """Maximum rate of these RSA operations for one client address."""
-    shared_addresses: tuple[Cidr, ...] = setting((), takes_effect="new envoys")
+    shared_addresses: tuple[Cidr, ...] = setting(())
     """Networks of addresses that many clients share, such as of NAT gateways and of balancers that send no
     PROXY header. The limits per address do not apply to them."""
 
@@ -74,7 +72,7 @@ class SqlSettings(SettingsSection):
 
     listen: EnvoyListenAddress = setting("0.0.0.0:6000", takes_effect="new envoys")
     """Address on which each Envoy listens for SQL clients."""
-    max_connections: int = setting(0, takes_effect="new envoys", ge=0, le=10_000_000)
+    max_connections: int = setting(0, takes_effect="now with the module", ge=0, le=10_000_000)
     """Maximum number of client connections of one Envoy; 0: unlimited. Over the limit, clients get error
     1040; an Envoy without the module closes the connection."""
     # Below the default `connect_timeout` (10 s) of MariaDB and MySQL servers: they end a late login without
@@ -89,23 +87,26 @@ class SqlSettings(SettingsSection):
     """Maximum number of clients of one Envoy that wait because no node is in service; others get error 1105
     at once."""
     login_limits: LoginLimits = section(LoginLimits, "Limits of clients that have not finished their login.")
-    idle_timeout: float = setting(0.0, unit="seconds", ge=0, le=31_536_000)
+    idle_timeout: float = setting(
+        0.0, takes_effect="now with the module", unit="seconds", ge=0, le=31_536_000
+    )
     """Seconds without traffic after which a session is closed; 0: never. With the module, a session that
-    waits for a response is not idle, and a change applies to new sessions. Envoys without the module apply a
-    change when they start."""
-    keepalive_idle: int = setting(60, takes_effect="new envoys", unit="seconds", ge=1, le=32767)
+    waits for a response is not idle, and a change applies to new sessions."""
+    keepalive_idle: int = setting(60, takes_effect="now with the module", unit="seconds", ge=1, le=32767)
     """Seconds of silence before TCP keepalive probes a client."""
-    keepalive_interval: int = setting(10, takes_effect="new envoys", unit="seconds", ge=1, le=32767)
+    keepalive_interval: int = setting(10, takes_effect="now with the module", unit="seconds", ge=1, le=32767)
     """Seconds between two TCP keepalive probes."""
-    keepalive_probes: int = setting(3, takes_effect="new envoys", ge=1, le=127)
+    keepalive_probes: int = setting(3, takes_effect="now with the module", ge=1, le=127)
     """Number of unanswered TCP keepalive probes after which a connection counts as dead."""
-    proxy_protocol: Literal["off", "optional", "required"] = setting("off", takes_effect="new envoys")
+    proxy_protocol: Literal["off", "optional", "required"] = setting(
+        "off", takes_effect="now with the module"
+    )
     """PROXY protocol (v1 and v2) from clients. Unless this is `off`, connections from `trusted_proxies` must
     begin with a header. Connections from other addresses are closed if this is `required`, and must have no
     header if it is `optional` (module only)."""
-    trusted_proxies: tuple[Cidr, ...] = setting((), takes_effect="new envoys")
+    trusted_proxies: tuple[Cidr, ...] = setting((), takes_effect="now with the module")
     """Networks of the proxies whose PROXY headers name the client's address."""
-    compression: Literal["off", "passthrough"] = setting("off", takes_effect="new envoys")
+    compression: Literal["off", "passthrough"] = setting("off")
     """Compression of the MySQL protocol (module only). off: Envoys do not offer it, and reject clients that
     use it anyway. passthrough: client and node negotiate it; compressed sessions are not tracked, so they do
     not migrate."""
@@ -127,23 +128,23 @@ class SqlSettings(SettingsSection):
 class BackendSettings(SettingsSection):
     """Connections from Envoys to TiDB."""
 
-    connect_timeout: float = setting(1.0, takes_effect="new envoys", unit="seconds", gt=0, le=60)
+    connect_timeout: float = setting(1.0, takes_effect="now with the module", unit="seconds", gt=0, le=60)
     """Timeout of a TCP connection to a node; with the module, it includes the node's greeting."""
-    max_connect_attempts: int = setting(3, takes_effect="new envoys", ge=1, le=20)
+    max_connect_attempts: int = setting(3, takes_effect="now with the module", ge=1, le=20)
     """Number of nodes that an Envoy tries for one client before it gives up; with the module, nodes that
     return error 1040 (too many connections) do not count."""
-    max_connections: int = setting(0, takes_effect="new envoys", ge=0, le=10_000_000)
+    max_connections: int = setting(0, takes_effect="now with the module", ge=0, le=10_000_000)
     """Maximum number of connections of one Envoy to all nodes; 0: unlimited."""
-    ejection_time: float = setting(5.0, takes_effect="new envoys", unit="seconds", gt=0, le=300)
+    ejection_time: float = setting(5.0, takes_effect="now with the module", unit="seconds", gt=0, le=300)
     """Seconds for which an Envoy ejects a node after a failed attempt to use it."""
-    health_connections: bool = setting(True, takes_effect="new envoys")
+    health_connections: bool = setting(True)
     """Whether each Envoy with the module keeps an idle connection to each node, to detect within 4 s that the
     node has become unreachable."""
-    keepalive_idle: int = setting(60, takes_effect="new envoys", unit="seconds", ge=1, le=32767)
+    keepalive_idle: int = setting(60, takes_effect="now with the module", unit="seconds", ge=1, le=32767)
     """Seconds of silence before TCP keepalive probes a node."""
-    keepalive_interval: int = setting(3, takes_effect="new envoys", unit="seconds", ge=1, le=32767)
+    keepalive_interval: int = setting(3, takes_effect="now with the module", unit="seconds", ge=1, le=32767)
     """Seconds between two TCP keepalive probes."""
-    keepalive_probes: int = setting(5, takes_effect="new envoys", ge=1, le=127)
+    keepalive_probes: int = setting(5, takes_effect="now with the module", ge=1, le=127)
     """Number of unanswered TCP keepalive probes after which a connection counts as dead."""
-    proxy_protocol: Literal["off", "v1", "v2"] = setting("off", takes_effect="new envoys")
+    proxy_protocol: Literal["off", "v1", "v2"] = setting("off", takes_effect="now with the module")
     """PROXY protocol to TiDB (its `proxy-protocol.networks` must include the Envoys)."""

@@ -1,7 +1,8 @@
 """TLS of SQL traffic on both sides of the Envoys. It needs Tidevoy's module.
 
 The files are on the Envoys' machines, where the control plane cannot check them: the module reads them,
-rejects unusable ones with an error that shows as a NACK, and reads them again when they change.
+reads them again when they change. If it cannot use them, it reports that (`config_rejection` of the Envoy).
+An Envoy that starts then gets no listener with the module; a running one keeps the TLS settings that it has.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ class SqlClientTls(SettingsSection):
     In the other modes, it forwards all bytes, and clients negotiate TLS with TiDB itself.
     """
 
-    mode: Literal["disabled", "optional", "required"] = setting("disabled", takes_effect="new envoys")
+    mode: Literal["disabled", "optional", "required"] = setting("disabled")
     """`optional` offers TLS to clients; `required` rejects logins without TLS."""
-    cert: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    cert: EnvoyFile | None = setting(None)
     """Certificate (PEM, with its chain) that clients see."""
-    key: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    key: EnvoyFile | None = setting(None)
     """Private key (PEM) of that certificate."""
-    client_ca: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    client_ca: EnvoyFile | None = setting(None)
     """CA (PEM) that client certificates must chain to; if set, TLS clients need a certificate."""
-    crl: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    crl: EnvoyFile | None = setting(None)
     """Certificate revocation lists (PEM) for client certificates: one of each CA in their chains. A list
     remains valid after its `nextUpdate`."""
-    min_version: TlsVersion = setting("TLSv1.2", takes_effect="new envoys")
+    min_version: TlsVersion = setting("TLSv1.2")
     """Oldest version of TLS that clients may use."""
-    rsa_key: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    rsa_key: EnvoyFile | None = setting(None)
     """RSA key (PEM) with which a client without TLS encrypts its password when the connection to TiDB uses
     TLS; default: each Envoy generates one when it starts."""
 
@@ -71,20 +72,20 @@ class SqlClientTls(SettingsSection):
 class NodeTls(SettingsSection):
     """An Envoy without the module gets no listener while `mode` is `required`."""
 
-    mode: Literal["disabled", "preferred", "required"] = setting("disabled", takes_effect="new envoys")
+    mode: Literal["disabled", "preferred", "required"] = setting("disabled")
     """`preferred` uses TLS with nodes that offer it; `required` uses only nodes that offer it."""
-    ca: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    ca: EnvoyFile | None = setting(None)
     """CA bundle (PEM) that the nodes' certificates must chain to; default: the system's."""
-    verify: Literal["full", "ca", "none"] = setting("full", takes_effect="new envoys")
+    verify: Literal["full", "ca", "none"] = setting("full")
     """Verification of a node's certificate. full: CA and name; ca: only the CA; none: nothing."""
-    crl: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    crl: EnvoyFile | None = setting(None)
     """Certificate revocation lists (PEM) for the nodes' certificates: one of each CA in their chains. A list
     remains valid after its `nextUpdate`."""
-    min_version: TlsVersion = setting("TLSv1.2", takes_effect="new envoys")
+    min_version: TlsVersion = setting("TLSv1.2")
     """Oldest version of TLS that nodes may use."""
-    cert: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    cert: EnvoyFile | None = setting(None)
     """The Envoys' client certificate (PEM), for nodes that require one."""
-    key: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    key: EnvoyFile | None = setting(None)
     """Private key (PEM) of that certificate."""
 
     @model_validator(mode="after")
@@ -119,7 +120,7 @@ class SqlTlsSettings(SettingsSection):
 
     client: SqlClientTls = section(SqlClientTls, "TLS between SQL clients and Envoys.")
     backend: NodeTls = section(NodeTls, "TLS between Envoys and TiDB.")
-    allow_cleartext_backend: bool = setting(False, takes_effect="new envoys")
+    allow_cleartext_backend: bool = setting(False)
     """Allow Envoys to forward a clear-text password, which they received over TLS, to a node without TLS.
     Accounts with caching_sha2_password need this if only the client's side uses TLS."""
 

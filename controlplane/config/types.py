@@ -21,7 +21,8 @@ from pydantic import (
 
 from controlplane import address as addresses
 
-TakesEffect = Literal["now", "new envoys", "restart"]
+# "now with the module": Envoys without the module apply the change when they start.
+TakesEffect = Literal["now", "now with the module", "new envoys", "restart"]
 
 
 class SettingError(ValueError):

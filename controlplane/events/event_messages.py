@@ -273,6 +273,8 @@ def reload_message(result: ReloadResult) -> str:
     parts = []
     if result.applied:
         parts.append(f"applied now: {', '.join(result.applied)}")
+    if result.applied_by_module:
+        parts.append(f"applied by Envoys with the module: {', '.join(result.applied_by_module)}")
     if result.needs_new_envoys:
         parts.append(f"applies to Envoys that start from now on: {', '.join(result.needs_new_envoys)}")
     if result.needs_restart:

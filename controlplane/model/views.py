@@ -103,5 +103,6 @@ class ReloadResult:
     """Paths of the settings that a reload changed, grouped by when the change takes effect."""
 
     applied: tuple[str, ...] = ()
+    applied_by_module: tuple[str, ...] = ()  # Envoys without the module apply them when they start
     needs_new_envoys: tuple[str, ...] = ()
     needs_restart: tuple[str, ...] = ()

@@ -12,7 +12,9 @@ from google.protobuf.message import DecodeError
 from controlplane.errors import TidevoyError
 from controlplane.xds.resources.profile import (
     CONTRIB_FILTER,
+    FEATURES_METADATA_KEY,
     GROUP_METADATA_KEY,
+    LIVE_SETTINGS_FEATURE,
     MODULE_METADATA_KEY,
     EnvoyNode,
 )
@@ -60,4 +62,5 @@ def parse_envoy_node(request: Any, data: bytes) -> EnvoyNode:
         module_version=node.metadata.fields[MODULE_METADATA_KEY].string_value,
         group=node.metadata.fields[GROUP_METADATA_KEY].string_value,
         zone=node.locality.zone,
+        has_live_settings=node.metadata.fields[FEATURES_METADATA_KEY].string_value == LIVE_SETTINGS_FEATURE,
     )

@@ -18,6 +18,8 @@ _SOTW_VERSION, _RESOURCES, _TYPE_URL = 1, 2, 4
 _RESOURCE_VERSION, _RESOURCE_BODY, _RESOURCE_NAME = 1, 2, 3
 
 _VERSION_SEPARATOR = "."  # between the versions of the resources of an immutable type
+# Between the two parts of a version: the hash of what only new Envoys get, and the hash of the whole body.
+_STRUCTURE_SEPARATOR = "-"
 
 
 def digest_of(*parts: bytes | str) -> str:
@@ -111,6 +113,24 @@ def build_resource_set(resource_type: ResourceType, resources: Iterable[Resource
     else:
         version = digest_of(*(part for entry in entries.values() for part in (entry.name, entry.version)))
     return ResourceSet(resource_type, version, entries, _sotw_body(resource_type, version, entries.values()))
+
+
+def structures_of(versions: Iterable[str]) -> frozenset[str]:
+    """Return what identifies resources of these versions, except for settings that running Envoys apply.
+
+    Each version may be that of a resource or of a set of an immutable type.
+    """
+    parts = (part for version in versions for part in version.split(_VERSION_SEPARATOR))
+    return frozenset(part.partition(_STRUCTURE_SEPARATOR)[0] for part in parts)
+
+
+def make_resource_with_live_settings(name: str, body: bytes, structure: bytes) -> Resource:
+    """Build one resource that contains initial values of settings that running Envoys apply.
+
+    `structure` is the body without these settings.
+    """
+    version = f"{digest_of(structure)}{_STRUCTURE_SEPARATOR}{digest_of(body)}"
+    return make_resource(name, body, version=version)
 
 
 def make_resource(

@@ -6,14 +6,22 @@ profile. Endpoints depend on the plan and, if Envoys prefer local nodes, on the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import starmap
 
+from controlplane.config import schema
 from controlplane.config.settings import Settings, build_policy
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import Plan
-from controlplane.xds.resource_set import Resource, ResourceSet, build_resource_set, digest_of, make_resource
+from controlplane.xds.resource_set import (
+    Resource,
+    ResourceSet,
+    build_resource_set,
+    digest_of,
+    make_resource,
+    make_resource_with_live_settings,
+)
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 from controlplane.xds.resources.endpoints import build_load_assignment, nodes_by_group, preferred_zones
 from controlplane.xds.resources.listeners_and_clusters import (
@@ -72,19 +80,29 @@ class StaticResources:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._without_live_settings = schema.with_defaults_of_reloadable(settings)
         self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
 
     def for_profile(self, profile: EnvoyProfile) -> tuple[ResourceSet, ResourceSet]:
         """Return the clusters and listeners of a profile, the same in each zone and for all overrides."""
         zoneless = profile.for_group_and_zone(profile.group, "").with_overrides(NO_OVERRIDES)
         if zoneless not in self._cache:
-            clusters = build_clusters(self.settings, zoneless)
-            listeners = build_listeners(self.settings, zoneless)
             self._cache[zoneless] = (
-                build_resource_set(CLUSTER, starmap(make_resource, clusters.items())),
-                build_resource_set(LISTENER, starmap(make_resource, listeners.items())),
+                build_resource_set(CLUSTER, self._build(build_clusters, zoneless)),
+                build_resource_set(LISTENER, self._build(build_listeners, zoneless)),
             )
         return self._cache[zoneless]
+
+    def _build(
+        self, build: Callable[[Settings, EnvoyProfile], Mapping[str, bytes]], profile: EnvoyProfile
+    ) -> list[Resource]:
+        bodies = build(self.settings, profile)
+        if not profile.gets_settings_live:
+            return [make_resource(name, body) for name, body in bodies.items()]
+        structures = build(self._without_live_settings, profile)
+        return [
+            make_resource_with_live_settings(name, body, structures[name]) for name, body in bodies.items()
+        ]
 
 
 class SnapshotCache:
@@ -98,7 +116,9 @@ class SnapshotCache:
         # A key lists each group listener with its preferred zone, which is empty if there is none.
         self._endpoint_sets: dict[tuple[tuple[GroupListener, str], ...], ResourceSet] = {}
         self._assignments: dict[tuple[GroupListener, str], Resource] = {}
-        self._live_config_sets: dict[tuple[tuple[GroupListener, ...], SwitchOverrides], ResourceSet] = {}
+        self._live_config_sets: dict[
+            tuple[tuple[GroupListener, ...], SwitchOverrides, bool], ResourceSet
+        ] = {}
         self._nodes_by_group = nodes_by_group(self._plan)
         self._preferred_zones = (
             preferred_zones(self._plan, build_policy(static_resources.settings).balance_policy)
@@ -131,7 +151,7 @@ class SnapshotCache:
             LISTENER: listeners,
             # Also for profiles without the module, because an Envoy keeps a listener with the module when
             # `xds.filter` changes.
-            LIVE_CONFIG: self._live_configs_for(groups, settings, profile.overrides),
+            LIVE_CONFIG: self._live_configs_for(groups, settings, profile),
         }
         version = digest_of(
             *(part for type_, item in resource_sets.items() for part in (type_.url, item.version))
@@ -140,21 +160,22 @@ class SnapshotCache:
         return Snapshot(version, resource_sets, settings.module_requirement, missing_group)
 
     def _live_configs_for(
-        self, groups: tuple[GroupListener, ...], settings: Settings, overrides: SwitchOverrides
+        self, groups: tuple[GroupListener, ...], settings: Settings, profile: EnvoyProfile
     ) -> ResourceSet:
         """Return the live configurations of these groups, which are the same in each zone."""
-        key = (groups, overrides)
+        key = (groups, profile.overrides, profile.has_live_settings)
         if key not in self._live_config_sets:
             self._live_config_sets[key] = build_resource_set(
-                LIVE_CONFIG, (self._build_live_config(group, settings, overrides) for group in groups)
+                LIVE_CONFIG, (self._build_live_config(group, settings, profile) for group in groups)
             )
         return self._live_config_sets[key]
 
-    def _build_live_config(
-        self, group: GroupListener, settings: Settings, overrides: SwitchOverrides
-    ) -> Resource:
+    def _build_live_config(self, group: GroupListener, settings: Settings, profile: EnvoyProfile) -> Resource:
         nodes, name = self._nodes_by_group.get(group.group, []), group.live_config_name
-        text = render_live_config(self._plan, nodes, settings, group.group, overrides)
+        text = render_live_config(
+            *(self._plan, nodes, settings, group.group, profile.overrides),
+            with_settings=profile.has_live_settings,
+        )
 
         def encode(json_text: str) -> bytes:
             return to_any(LIVE_CONFIG, build_extension_config(name, json_text))

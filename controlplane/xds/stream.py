@@ -159,11 +159,11 @@ class Stream:
         """Return the MySQL filter in the Envoy's listener; without a listener, its future filter."""
         listener = self._subscriptions[LISTENER]
         if listener.has_resources:
-            for profile in map(self._in_own_location, PROFILES):
-                snapshot = self._snapshot(snapshots, profile)
+            for profile in PROFILES:
+                snapshot = self._snapshot(snapshots, profile.for_envoy(self.envoy_node))
                 listeners = snapshot.resource_sets[LISTENER] if snapshot is not None else None
                 if listeners and any(
-                    listener.has_resource(resource, listeners) for resource in listeners.resources.values()
+                    listener.has_resource(resource) for resource in listeners.resources.values()
                 ):
                     return profile.filter
         return self.profile.filter
@@ -184,7 +184,7 @@ class Stream:
                 return f"it gets no listener, because {snapshot.module_requirement} and {module_problem_text}"
         # Otherwise a missing module is a problem only if the Envoy should have it: its bootstrap names the
         # module's version, or it has rejected the module.
-        has_rejected_module = self._in_own_location(MODULE_PROFILE) in self._rejected_profiles
+        has_rejected_module = MODULE_PROFILE.for_envoy(self.envoy_node) in self._rejected_profiles
         return module_problem_text if self.envoy_node.module_version or has_rejected_module else ""
 
     def _snapshot(self, snapshots: SnapshotCache, profile: EnvoyProfile | None = None) -> Snapshot | None:
@@ -221,12 +221,10 @@ class Stream:
     def _best_profile(self, filter_setting: FilterSetting) -> EnvoyProfile:
         """Return the best profile that the Envoy has not rejected; if it rejected all, the simplest one."""
         profiles = [
-            self._in_own_location(profile) for profile in candidate_profiles(filter_setting, self.envoy_node)
+            profile.for_envoy(self.envoy_node)
+            for profile in candidate_profiles(filter_setting, self.envoy_node)
         ]
         return next((profile for profile in profiles if profile not in self._rejected_profiles), profiles[-1])
-
-    def _in_own_location(self, profile: EnvoyProfile) -> EnvoyProfile:
-        return profile.for_group_and_zone(self.envoy_node.group, self.envoy_node.zone)
 
     def _published(self, resource_type: ResourceType, snapshot: Snapshot) -> ResourceSet:
         if resource_type is ENDPOINTS:
@@ -242,9 +240,7 @@ class Stream:
         clusters, subscription = snapshot.resource_sets[CLUSTER], self._subscriptions[CLUSTER]
         if resource_type is CLUSTER or not subscription.is_started:
             return None
-        held = {
-            name for name, item in clusters.resources.items() if subscription.has_resource(item, clusters)
-        }
+        held = {name for name, item in clusters.resources.items() if subscription.has_resource(item)}
         listeners = snapshot.resource_sets[LISTENER].resources
         return frozenset(name for name in listeners if cluster_name_for(name) in held)
 
@@ -252,7 +248,7 @@ class Stream:
         """Return why the Envoy does not get the module; empty if it does, or if the settings exclude it."""
         if self.profile.has_module or self._filter_setting in ("contrib", "none"):
             return ""
-        if self._in_own_location(MODULE_PROFILE) in self._rejected_profiles:
+        if MODULE_PROFILE.for_envoy(self.envoy_node) in self._rejected_profiles:
             return "it rejected Tidevoy's module (see its last NACK)"
         return module_problem(self.envoy_node)
 
@@ -280,4 +276,4 @@ class Stream:
             return False
         published = snapshot.resource_sets[CLUSTER]
         default_cluster = published.resources.get(CLUSTER_NAME)
-        return default_cluster is None or not clusters.has_resource(default_cluster, published)
+        return default_cluster is None or not clusters.has_resource(default_cluster)

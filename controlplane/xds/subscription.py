@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from envoy.service.discovery.v3 import discovery_pb2
 
 from controlplane.xds.discovery_request import parse_error_detail
 from controlplane.xds.protobuf_encoding import delimited
-from controlplane.xds.resource_set import Resource, ResourceSet, build_resource_set
+from controlplane.xds.resource_set import Resource, ResourceSet, build_resource_set, structures_of
 from controlplane.xds.resource_type import ResourceType
 
 WILDCARD = "*"
@@ -94,20 +94,21 @@ class Subscription(ABC):
         """Whether the Envoy has acknowledged all resources of this set that it wants and may get."""
 
     def is_stale(self, published: ResourceSet) -> bool:
-        """Whether the Envoy has an immutable resource in another version than the published one."""
+        """Whether the Envoy has an immutable resource in another version than the published one.
+
+        Settings that the Envoy applies while it runs do not count.
+        """
         if not self._type.immutable or not self.has_resources:
             return False
-        held = self._held_versions(published)
-        return held is None or not held.items() <= published.versions.items()
+        return not structures_of(self._held_versions()) <= structures_of(published.versions.values())
 
-    def has_resource(self, resource: Resource, published: ResourceSet) -> bool:
+    def has_resource(self, resource: Resource) -> bool:
         """Whether the Envoy has this published resource of an immutable type."""
-        held = self._held_versions(published)
-        return held is not None and held.get(resource.name) == resource.version
+        return structures_of([resource.version]) <= structures_of(self._held_versions())
 
     @abstractmethod
-    def _held_versions(self, published: ResourceSet) -> Mapping[str, str] | None:
-        """Return the versions of the Envoy's resources by name; None if they are unknown."""
+    def _held_versions(self) -> Iterable[str]:
+        """Return the versions of the resources, or of the set, that the Envoy has acknowledged."""
 
 
 class SotwSubscription(Subscription):
@@ -221,9 +222,16 @@ class SotwSubscription(Subscription):
         is_latest = self._acked_version == published.version
         return is_latest and not self._rejected_version and not self._ack_pending
 
-    def _held_versions(self, published: ResourceSet) -> Mapping[str, str] | None:
-        held = self._held_resources(published)
-        return None if held is None else held.versions
+    def is_stale(self, published: ResourceSet) -> bool:
+        if super().is_stale(published):
+            return True
+        # Resources whose content is not known cannot be repeated, so the Envoy gets no further ones.
+        lacks_any = not structures_of(published.versions.values()) <= structures_of(self._held_versions())
+        is_unknown = self.has_resources and self._held_resources(published) is None
+        return self._type.immutable and is_unknown and lacks_any
+
+    def _held_versions(self) -> Iterable[str]:
+        return [self._acked_version] if self._acked_version else []
 
     def _held_resources(self, published: ResourceSet) -> ResourceSet | None:
         """Return the Envoy's resources; None if it has none, or if their version is no longer published."""
@@ -380,8 +388,8 @@ class DeltaSubscription(Subscription):
         has_rejected = not self._rejected_versions.keys().isdisjoint(wanted)
         return not self._pending and not has_rejected and self._acked_versions == wanted
 
-    def _held_versions(self, published: ResourceSet) -> Mapping[str, str]:
-        return self._acked_versions
+    def _held_versions(self) -> Iterable[str]:
+        return self._acked_versions.values()
 
     def _handle_ack(self, request: Any) -> AckResult | None:
         pending = self._pending.pop(request.response_nonce, None)

@@ -13,7 +13,12 @@ from jinja2 import Environment, StrictUndefined
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
 from controlplane.version import VERSION
-from controlplane.xds.resources.profile import GROUP_METADATA_KEY, MODULE_METADATA_KEY
+from controlplane.xds.resources.profile import (
+    FEATURES_METADATA_KEY,
+    GROUP_METADATA_KEY,
+    LIVE_SETTINGS_FEATURE,
+    MODULE_METADATA_KEY,
+)
 
 _TEMPLATE = "bootstrap.yaml.j2"
 _MIN_FLUSH_SECONDS = 1.0  # the module updates its counts once a second
@@ -98,7 +103,11 @@ def render_bootstrap(
 
 
 def _metadata(module: str | None, group: str) -> dict[str, str]:
-    values = {MODULE_METADATA_KEY: VERSION if module else "", GROUP_METADATA_KEY: group}
+    values = {
+        MODULE_METADATA_KEY: VERSION if module else "",
+        FEATURES_METADATA_KEY: LIVE_SETTINGS_FEATURE if module else "",
+        GROUP_METADATA_KEY: group,
+    }
     return {key: value for key, value in values.items() if value}
 
 

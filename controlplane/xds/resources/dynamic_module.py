@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf import any_pb2, wrappers_pb2
 
 from controlplane.config.settings import Settings
+from controlplane.config.sql import BackendSettings, SqlSettings
 from controlplane.version import VERSION
 from controlplane.xds.protobuf_encoding import (
     TYPE_URL_PREFIX,
@@ -46,20 +47,34 @@ _MODULE_CONFIG, _FILTER_NAME, _FILTER_CONFIG = 1, 2, 3
 _NAME, _DO_NOT_CLOSE, _METRICS_NAMESPACE = 1, 3, 5
 
 
+def live_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that the module applies while Envoy runs, for the live configuration."""
+    sql, backend, migration = settings.sql, settings.backend, settings.migration
+    return {
+        "max_connections": sql.max_connections,
+        "login_limits": _login_limits(settings),
+        "proxy_rules": _proxy_rules(sql),
+        "client": _client_socket(settings),
+        "client_keepalive": _keepalive(sql),
+        "node": _node_socket(settings),
+        "node_keepalive": _keepalive(backend),
+        "connect_timeout": backend.connect_timeout,
+        "connect_attempts": backend.max_connect_attempts,
+        "max_node_connections": backend.max_connections,
+        "migration_limits": {
+            "per_second": migration.max_per_second,
+            "concurrent": migration.max_concurrent,
+            "state_bytes": migration.max_state_bytes,
+            "total_state_bytes": migration.max_total_state_bytes,
+        },
+    }
+
+
 def build_session_filter(settings: Settings) -> dict[str, Any]:
     """Build the network filter `session`, which owns and ends sessions and enforces limits of clients."""
-    limits = settings.sql.login_limits
     config = {
         "max_connections": settings.sql.max_connections,
-        "login_limits": {
-            "max_logins": limits.max_logins,
-            "max_logins_per_address": limits.max_logins_per_address,
-            "max_bytes": limits.max_bytes,
-            "max_bytes_per_address": limits.max_bytes_per_address,
-            "max_decryptions_per_second": limits.max_decryptions_per_second,
-            "max_decryptions_per_second_per_address": limits.max_decryptions_per_second_per_address,
-            "shared_addresses": list(limits.shared_addresses),
-        },
+        "login_limits": _login_limits(settings),
         # Without an access log, nothing reads what the module writes into the connection's metadata.
         "access_log": settings.sql.access_log is not None,
     }
@@ -78,6 +93,14 @@ def build_live_config_filter(name: str, source: Mapping[str, Any]) -> dict[str, 
     default = _pack_extension("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG_FILTER, {})
     discovery = {"config_source": source, "default_config": default, "type_urls": [_LISTENER_FILTER_URL]}
     return {"name": name, "config_discovery": discovery}
+
+
+def build_proxy_protocol_filter(sql: SqlSettings) -> dict[str, Any]:
+    """Build the listener filter `proxy_protocol`, which reads PROXY headers, as the live settings say."""
+    part = _pack_extension(
+        "filters.listener", _LISTENER_FILTER, "filter", "proxy_protocol", _proxy_rules(sql)
+    )
+    return {"name": "envoy.filters.listener.dynamic_modules", "typed_config": part}
 
 
 def build_trusted_proxies_filter(networks: Sequence[str]) -> dict[str, Any]:
@@ -108,37 +131,12 @@ def pack_live_config(text: str) -> Any:
 
 def build_client_socket(settings: Settings) -> dict[str, Any]:
     """Build the listener's transport socket `client`: MySQL protocol and TLS with clients."""
-    tls = settings.tls.client
-    config = {
-        "tls": tls.mode,
-        "cert": _path_or_empty(tls.cert),
-        "key": _path_or_empty(tls.key),
-        "client_ca": _path_or_empty(tls.client_ca),
-        "crl": _path_or_empty(tls.crl),
-        "min_version": tls.min_version,
-        "compression": settings.sql.compression,
-        "rsa_key": _path_or_empty(tls.rsa_key),
-    }
-    return _build_transport_socket("client", config)
+    return _build_transport_socket("client", _client_socket(settings))
 
 
 def build_node_socket(settings: Settings) -> dict[str, Any]:
     """Build the cluster's transport socket `node`: MySQL protocol, TLS and PROXY headers with nodes."""
-    tls = settings.tls.backend
-    config = {
-        "tls": tls.mode,
-        "ca": _path_or_empty(tls.ca),
-        "verify": tls.verify,
-        "crl": _path_or_empty(tls.crl),
-        "min_version": tls.min_version,
-        "cert": _path_or_empty(tls.cert),
-        "key": _path_or_empty(tls.key),
-        "proxy_protocol": settings.backend.proxy_protocol,
-        "allow_cleartext_backend": settings.tls.allow_cleartext_backend,
-        "eject_seconds": settings.backend.ejection_time,
-        "sentinels": settings.backend.health_connections,
-    }
-    return _build_transport_socket("node", config)
+    return _build_transport_socket("node", _node_socket(settings))
 
 
 def build_least_sessions_policy(settings: Settings, group: str) -> dict[str, Any]:
@@ -161,6 +159,63 @@ def build_least_sessions_policy(settings: Settings, group: str) -> dict[str, Any
     )
     config = {"name": "envoy.load_balancing_policies.dynamic_modules", "typed_config": part}
     return {"policies": [{"typed_extension_config": config}]}
+
+
+def _login_limits(settings: Settings) -> dict[str, Any]:
+    limits = settings.sql.login_limits
+    return {
+        "max_logins": limits.max_logins,
+        "max_logins_per_address": limits.max_logins_per_address,
+        "max_bytes": limits.max_bytes,
+        "max_bytes_per_address": limits.max_bytes_per_address,
+        "max_decryptions_per_second": limits.max_decryptions_per_second,
+        "max_decryptions_per_second_per_address": limits.max_decryptions_per_second_per_address,
+        "shared_addresses": list(limits.shared_addresses),
+    }
+
+
+def _proxy_rules(sql: SqlSettings) -> dict[str, Any]:
+    networks = [] if sql.proxy_protocol == "off" else list(sql.trusted_proxies)
+    return {"networks": networks, "required": sql.proxy_protocol == "required"}
+
+
+def _client_socket(settings: Settings) -> dict[str, Any]:
+    tls = settings.tls.client
+    return {
+        "tls": tls.mode,
+        "cert": _path_or_empty(tls.cert),
+        "key": _path_or_empty(tls.key),
+        "client_ca": _path_or_empty(tls.client_ca),
+        "crl": _path_or_empty(tls.crl),
+        "min_version": tls.min_version,
+        "compression": settings.sql.compression,
+        "rsa_key": _path_or_empty(tls.rsa_key),
+    }
+
+
+def _node_socket(settings: Settings) -> dict[str, Any]:
+    tls = settings.tls.backend
+    return {
+        "tls": tls.mode,
+        "ca": _path_or_empty(tls.ca),
+        "verify": tls.verify,
+        "crl": _path_or_empty(tls.crl),
+        "min_version": tls.min_version,
+        "cert": _path_or_empty(tls.cert),
+        "key": _path_or_empty(tls.key),
+        "proxy_protocol": settings.backend.proxy_protocol,
+        "allow_cleartext_backend": settings.tls.allow_cleartext_backend,
+        "eject_seconds": settings.backend.ejection_time,
+        "sentinels": settings.backend.health_connections,
+    }
+
+
+def _keepalive(side: SqlSettings | BackendSettings) -> dict[str, int]:
+    return {
+        "idle": side.keepalive_idle,
+        "interval": side.keepalive_interval,
+        "probes": side.keepalive_probes,
+    }
 
 
 def _build_transport_socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,9 @@ cluster `tidb-NAME` and the listener `sql-NAME`. An Envoy that serves only one g
 
 Clusters and listeners do not depend on the plan, which is sent as endpoints and live configuration. Only new
 Envoys get a changed cluster or listener
-(docs/internals/decisions/0001-clusters-are-not-changed-under-an-envoy.md).
+(docs/internals/decisions/0001-clusters-are-not-changed-under-an-envoy.md). With Tidevoy's module, most
+settings in them are initial values, which the live configuration changes
+(docs/internals/decisions/0023-settings-that-apply-to-running-envoys.md).
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ _UNLIMITED = 2**32 - 1
 # Connect attempts that Envoy allows if the module enforces `backend.max_connect_attempts`. The number is
 # high, because Envoy also counts attempts at full nodes.
 _MAX_MODULE_ATTEMPTS = 20
+# The highest `backend.connect_timeout`, in seconds.
+_MAX_CONNECT_TIMEOUT = 60.0
 # Backoff before the second connect attempt: a random time up to this. The bound doubles with each attempt.
 _RETRY_SECONDS = 0.025
 
@@ -150,13 +154,16 @@ def build_cluster(settings: Settings, profile: EnvoyProfile, group_listener: Gro
             "outlier_detection": _outlier_detection(backend.ejection_time),  # the module ejects nodes itself
             "transport_socket": _proxy_protocol_out(backend.proxy_protocol),
         }
-    limit = {"value": backend.max_connections or _UNLIMITED}
+    # With live settings, the module enforces these two.
+    is_live = profile.gets_settings_live
+    connect_timeout = _MAX_CONNECT_TIMEOUT if is_live else backend.connect_timeout
+    limit = {"value": _UNLIMITED if is_live else backend.max_connections or _UNLIMITED}
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), limit)
     return cluster_pb2.Cluster(
         name=group_listener.cluster_name,
         type="EDS",
         eds_cluster_config={"eds_config": _ADS_CONFIG_SOURCE},
-        connect_timeout=timedelta(seconds=backend.connect_timeout),
+        connect_timeout=timedelta(seconds=connect_timeout),
         circuit_breakers={"thresholds": [limits]},
         # Otherwise, Envoy would still choose a removed node that passes an active check.
         ignore_health_on_host_removal=True,
@@ -242,11 +249,15 @@ def _proxy_protocol_out(version: str) -> dict[str, Any] | None:
 def build_listener(settings: Settings, profile: EnvoyProfile, group_listener: GroupListener) -> Any:
     """Build the `envoy.config.listener.v3.Listener`: a port for SQL clients."""
     sql = settings.sql
-    connection_limit = sql.max_connections
+    is_live = profile.gets_settings_live
+    # With live settings, only the module enforces the limit.
+    connection_limit = 0 if is_live else sql.max_connections
     filters = [_tcp_proxy(settings, profile, group_listener)]
     chain: dict[str, Any] = {"filters": filters}
-    listener_filters = _proxy_protocol_filters(sql)
-    if sql.proxy_protocol == "required":
+    listener_filters = (
+        [dynamic_module.build_proxy_protocol_filter(sql)] if is_live else _proxy_protocol_filters(sql)
+    )
+    if sql.proxy_protocol == "required" and not is_live:
         # Envoy disconnects other clients, and counts them in `no_filter_chain_match`.
         networks = (network.partition("/") for network in sql.trusted_proxies)
         ranges = [{"address_prefix": ip, "prefix_len": {"value": int(bits)}} for ip, _, bits in networks]

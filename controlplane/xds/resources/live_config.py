@@ -1,4 +1,4 @@
-"""The live configuration of Tidevoy's module: timeouts, the login log, switches, and the state of each node.
+"""The live configuration of Tidevoy's module: settings, switches, and the state of each node.
 
 It is the configuration of a listener filter of the module, sent by extension config discovery (ECDS). The
 module reads it on Envoy's main thread and passes it to the workers as a whole
@@ -36,10 +36,13 @@ def render_live_config(
     settings: Settings,
     group: str,
     overrides: SwitchOverrides = NO_OVERRIDES,
+    *,
+    with_settings: bool = False,
 ) -> str:
     """Return the live configuration of a group as JSON, with its nodes in the given order.
 
-    `overrides` are those of the Envoys that get it.
+    `overrides` are those of the Envoys that get it. `with_settings`: their modules apply settings while they
+    run.
     """
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
@@ -71,6 +74,8 @@ def render_live_config(
     if plan.limits:
         # Sorted, because a saved or shared plan is, too.
         limits["limits"] = [_limit_of(plan.limits[name]) for name in sorted(plan.limits)]
+    if with_settings:
+        limits["settings"] = dynamic_module.live_settings(settings)
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'

@@ -15,6 +15,10 @@ from controlplane.version import VERSION, is_compatible
 CONTRIB_FILTER = "envoy.filters.network.mysql_proxy"
 # Key of `Node.metadata` with the version of the module that the Envoy's bootstrap loads.
 MODULE_METADATA_KEY = "tidevoy.module"
+# Key of `Node.metadata` with the features of this module that earlier modules of its version lack.
+FEATURES_METADATA_KEY = "tidevoy.module.features"
+# The module applies settings while Envoy runs.
+LIVE_SETTINGS_FEATURE = "live-settings"
 # Key of `Node.metadata` with the only group that the Envoy serves.
 GROUP_METADATA_KEY = "tidevoy.group"
 
@@ -29,15 +33,30 @@ class EnvoyProfile:
     group: str = ""  # the only group that the Envoy serves; empty if it serves all
     zone: str = ""  # the location of the Envoy; empty if it is unknown
     overrides: SwitchOverrides = NO_OVERRIDES
+    has_live_settings: bool = False  # the Envoy's module applies settings while the Envoy runs
 
     @property
     def has_module(self) -> bool:
         """Whether the Envoy gets Tidevoy's module."""
         return self.filter == "module"
 
+    @property
+    def gets_settings_live(self) -> bool:
+        """Whether the Envoy's listener leaves settings to the live configuration."""
+        return self.has_module and self.has_live_settings
+
     def for_group_and_zone(self, group: str, zone: str) -> EnvoyProfile:
         """Return this profile with another group and zone."""
         return replace(self, group=group, zone=zone)
+
+    def for_envoy(self, envoy_node: EnvoyNode) -> EnvoyProfile:
+        """Return this profile with the group, the zone and the features of an Envoy."""
+        return replace(
+            self,
+            group=envoy_node.group,
+            zone=envoy_node.zone,
+            has_live_settings=envoy_node.has_live_settings,
+        )
 
     def with_overrides(self, overrides: SwitchOverrides) -> EnvoyProfile:
         """Return this profile with the switches of the module that an operator has set for the Envoy."""
@@ -60,6 +79,7 @@ class EnvoyNode:
     module_version: str = ""  # empty if the bootstrap loads no module
     group: str = ""  # the only group that the Envoy serves; empty if it serves all
     zone: str = ""  # the location of the Envoy; empty if it is unknown
+    has_live_settings: bool = False  # its module applies settings while it runs
 
 
 def candidate_profiles(filter_setting: FilterSetting, envoy_node: EnvoyNode) -> tuple[EnvoyProfile, ...]:

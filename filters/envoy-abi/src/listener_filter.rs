@@ -28,6 +28,8 @@ pub enum Accept {
     Continue,
     /// The filter inspects its first bytes, at most this many.
     Inspect(usize),
+    /// It is closed; the text goes to Envoy's access log.
+    Close(&'static str),
 }
 
 /// What the first bytes of a connection mean.
@@ -95,6 +97,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_listener_filter_on_accept(envoy: En
             connection.read_limit.set(limit);
             sys::STOP_ITERATION
         }
+        Some(Accept::Close(reason)) => close(envoy, reason),
         None => close(envoy, PANIC),
     }
 }

@@ -93,6 +93,13 @@ pub fn take_rejected_configs() -> Vec<RejectedConfig> {
     std::mem::take(&mut *rejected_configs())
 }
 
+/// Adds a rejected configuration to those of [`take_rejected_configs`]. The rejections that Envoy gets are added anyway.
+pub fn report_rejected(name: &str, reason: String) {
+    let mut rejected = rejected_configs();
+    rejected.truncate(MAX_REJECTED - 1); // bounds the list if it is never taken
+    rejected.push(RejectedConfig { name: name.to_owned(), reason });
+}
+
 /// Runs a constructor and gives its result to Envoy. A null pointer rejects the configuration.
 pub(crate) fn configured<T>(
     what: &str,
@@ -103,9 +110,7 @@ pub(crate) fn configured<T>(
         Ok(product) => Box::into_raw(Box::new(product)).cast_const().cast(),
         Err(reason) => {
             crate::log!(Error, "the configuration of the {what} {name:?} is refused: {reason}");
-            let mut rejected = rejected_configs();
-            rejected.truncate(MAX_REJECTED - 1); // bounds the list if it is never taken
-            rejected.push(RejectedConfig { name: name.to_owned(), reason });
+            report_rejected(name, reason);
             core::ptr::null()
         }
     }

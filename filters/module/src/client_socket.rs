@@ -2,72 +2,53 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use envoy_abi::socket_options::{Keepalive, set_keepalive};
 use mysql_proto::change_user::CHANGE_USER;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 use mysql_proto::packet::HEADER;
 use mysql_proto::secret;
-use tls::{PeerRules, RsaPasswordKey, TlsAcceptor};
+use tls::{RsaPasswordKey, TlsAcceptor};
 
 use crate::config;
 use crate::conn::{Conn, ReadError, ReadStep};
+use crate::live_settings;
 use crate::offload::{self, OffloadedConn};
 use crate::old_conn::QUIT;
-use crate::refresh::{Refresher, non_empty_path};
 use crate::session::{Event, REJECTION_TIMEOUT, Session, SessionPhase};
+use crate::tls_options::ClientTlsOptions;
 use crate::worker::WorkerContext;
 
-/// The key of all listeners that have no configured key. A changed listener keeps this key, since clients may have
-/// cached its public part, and generating a key takes long.
-static PASSWORD_KEY: OnceLock<Arc<RsaPasswordKey>> = OnceLock::new();
-
-/// The options that all client sockets of a listener share.
-struct ClientSocketOptions {
-    client_tls: ClientTls,
-    compression: Compression,
-    certificate: Option<Arc<TlsAcceptor>>,
-    password_key: Arc<RsaPasswordKey>,
-}
-
 pub(crate) struct ClientSocketFactory {
-    options: Arc<ClientSocketOptions>,
-    _refresher: Option<Refresher>,
+    /// The options until the control plane has sent others ([`live_settings`]).
+    tls: Arc<ClientTlsOptions>,
+    compression: Compression,
 }
 
 impl ClientSocketFactory {
-    pub(crate) fn new(config: config::ClientSocketConfig) -> Result<Self, String> {
-        let certificate = if config.tls == ClientTls::Disabled {
-            None
-        } else {
-            let rules = PeerRules { min_version: config.min_version, crl: non_empty_path(&config.crl) };
-            let loaded = TlsAcceptor::load(&config.cert, &config.key, non_empty_path(&config.client_ca), rules);
-            Some(Arc::new(loaded.map_err(|error| error.to_string())?))
-        };
-        let password_key = match non_empty_path(&config.rsa_key) {
-            Some(path) => Arc::new(RsaPasswordKey::load(path).map_err(|error| error.to_string())?),
-            None => Arc::clone(PASSWORD_KEY.get_or_init(|| Arc::new(RsaPasswordKey::generate()))),
-        };
-        let shared = Arc::new(ClientSocketOptions {
-            client_tls: config.tls,
-            compression: config.compression,
-            certificate: certificate.clone(),
-            password_key,
-        });
-        let _refresher = certificate.map(|side| Refresher::new("new clients", move || side.refresh()));
-        Ok(Self { options: shared, _refresher })
+    pub(crate) fn new(config: &config::ClientSocketConfig) -> Result<Self, String> {
+        let live = live_settings::current().and_then(|live| live.client_tls.clone());
+        let tls = live.map_or_else(|| ClientTlsOptions::load(config), Ok)?;
+        Ok(Self { tls, compression: config.compression })
     }
 }
 
 impl SocketFactory for ClientSocketFactory {
     fn create(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
+        let live = live_settings::current();
+        let tls = live.as_ref().and_then(|live| live.client_tls.as_ref()).unwrap_or(&self.tls);
         let conn = Conn::new(WorkerContext::current(), socket);
         conn.allow_direct();
         Some(Box::new(ClientSocket(Rc::new(ClientConn {
             conn,
-            options: Arc::clone(&self.options),
+            tls_mode: tls.mode,
+            certificate: tls.certificate.clone(),
+            password_key: Arc::clone(&tls.password_key),
+            compression: live.as_ref().map_or(self.compression, |live| live.compression),
+            keepalive: live.map(|live| live.client_keepalive),
             session: OnceCell::new(),
             is_rejected: Cell::new(false),
             held_input: RefCell::default(),
@@ -79,7 +60,12 @@ struct ClientSocket(Rc<ClientConn>);
 
 struct ClientConn {
     conn: Rc<Conn>,
-    options: Arc<ClientSocketOptions>,
+    tls_mode: ClientTls,
+    certificate: Option<Arc<TlsAcceptor>>,
+    password_key: Arc<RsaPasswordKey>,
+    compression: Compression,
+    /// None: the connection keeps the options of the listener's socket.
+    keepalive: Option<Keepalive>,
     session: OnceCell<Rc<Session>>,
     /// The module has sent an error to the client, which is expected to close.
     is_rejected: Cell<bool>,
@@ -201,7 +187,7 @@ impl ClientConn {
     /// Relays bytes of the login. Returns how many bytes were taken. The rest matters only after an SSLRequest.
     fn advance_login(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> (usize, ReadStep) {
         let mut output = Output::default();
-        let (taken, progress) = session.login_from_client(bytes, &*self.options.password_key, &mut output);
+        let (taken, progress) = session.login_from_client(bytes, &*self.password_key, &mut output);
         if !output.onward.is_empty() {
             self.conn.forward(&output.onward, passed);
         }
@@ -210,7 +196,7 @@ impl ClientConn {
             sent = self.conn.write_or_queue(&output.back);
         }
         let step = match progress {
-            Progress::StartClientTls => match &self.options.certificate {
+            Progress::StartClientTls => match &self.certificate {
                 Some(certificate) => {
                     self.conn.start_tls(certificate.accept());
                     ReadStep::Continue
@@ -232,10 +218,13 @@ impl ClientConn {
 
 impl TransportSocket for ClientSocket {
     fn on_attached(&self) {
+        if let Some(keepalive) = self.0.keepalive {
+            self.0.conn.socket.with_descriptor(|socket| set_keepalive(socket, keepalive));
+        }
         if let Some(id) = self.0.conn.socket.connection_id() {
             let rules = Rules {
-                client_tls: self.0.options.client_tls,
-                compression: self.0.options.compression,
+                client_tls: self.0.tls_mode,
+                compression: self.0.compression,
                 // The socket to the node sets these two.
                 node_tls: NodeTls::Disabled,
                 allow_cleartext_backend: false,

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use migration::rate_limit::RateLimit;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -24,7 +23,7 @@ pub(crate) struct SessionFilterConfig {
 }
 
 /// Limits for clients that have not finished their login. 0: no limit.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LoginLimitsConfig {
     pub(crate) max_logins: f64,
@@ -39,12 +38,22 @@ pub(crate) struct LoginLimitsConfig {
     pub(crate) shared_addresses: Vec<ipnet::IpNet>,
 }
 
-/// The `trusted_proxies` listener filter.
+/// The `trusted_proxies` listener filter, whose networks do not change.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TrustedProxiesConfig {
     /// Networks whose clients send a PROXY header.
     pub(crate) networks: Vec<ipnet::IpNet>,
+}
+
+/// The `proxy_protocol` listener filter: its initial rules.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ProxyRulesConfig {
+    /// Networks whose clients send a PROXY header.
+    pub(crate) networks: Vec<ipnet::IpNet>,
+    /// Whether other clients are disconnected.
+    pub(crate) required: bool,
 }
 
 /// The `readiness` HTTP filter.
@@ -99,6 +108,9 @@ pub(crate) struct Published {
     /// Limits of client connections over all Envoys together.
     #[serde(default)]
     pub(crate) limits: Vec<LimitConfig>,
+    /// The settings of this Envoy. None: those of its listeners and clusters apply.
+    #[serde(default)]
+    pub(crate) settings: Option<Settings>,
     pub(crate) nodes: Vec<NodeInfo>,
 }
 
@@ -139,6 +151,53 @@ pub(crate) struct LimitConfig {
     /// New connections per second to each Envoy process.
     #[serde(default)]
     pub(crate) rate: f64,
+}
+
+/// The settings that change while Envoy runs. Listeners and clusters have most of them, too: for the time until the
+/// first live configuration arrives, and for control planes that do not send these settings.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    /// The highest number of clients of this Envoy; 0: no limit.
+    pub(crate) max_connections: f64,
+    pub(crate) login_limits: LoginLimitsConfig,
+    pub(crate) proxy_rules: ProxyRulesConfig,
+    pub(crate) client: ClientSocketConfig,
+    pub(crate) client_keepalive: KeepaliveConfig,
+    pub(crate) node: NodeSocketConfig,
+    pub(crate) node_keepalive: KeepaliveConfig,
+    /// Seconds until a node must have greeted.
+    pub(crate) connect_timeout: f64,
+    /// How many nodes may fail before a new session is refused. Full nodes do not count.
+    pub(crate) connect_attempts: f64,
+    /// The highest number of connections of this Envoy to nodes; 0: no limit.
+    pub(crate) max_node_connections: f64,
+    pub(crate) migration_limits: MigrationLimitsConfig,
+}
+
+/// TCP keepalive.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeepaliveConfig {
+    /// Seconds of silence before the first probe.
+    pub(crate) idle: f64,
+    /// Seconds between two probes.
+    pub(crate) interval: f64,
+    /// The number of unanswered probes after which the connection is closed.
+    pub(crate) probes: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MigrationLimitsConfig {
+    /// Migrations that may start per second; 0: none.
+    pub(crate) per_second: f64,
+    /// Migrations that may run at the same time.
+    pub(crate) concurrent: f64,
+    /// Bytes that the states of one session may take.
+    pub(crate) state_bytes: f64,
+    /// Bytes that the states of all sessions may take together.
+    pub(crate) total_state_bytes: f64,
 }
 
 // The control plane omits values that are equal to these, so that it can also configure modules without these keys.
@@ -182,7 +241,7 @@ pub(crate) struct NodeInfo {
 }
 
 /// The transport socket for clients.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientSocketConfig {
     #[serde(with = "ClientTlsName")]
@@ -202,7 +261,7 @@ pub(crate) struct ClientSocketConfig {
 }
 
 /// The transport socket for nodes.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeSocketConfig {
     #[serde(with = "NodeTlsName")]
@@ -225,12 +284,6 @@ pub(crate) struct NodeSocketConfig {
     pub(crate) sentinels: bool,
 }
 
-impl NodeSocketConfig {
-    pub(crate) fn ejection(&self) -> Duration {
-        Duration::try_from_secs_f64(self.eject_seconds).unwrap_or_default()
-    }
-}
-
 /// The load-balancing policy.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -250,8 +303,13 @@ pub(crate) struct PolicyConfig {
 }
 
 impl PolicyConfig {
-    pub(crate) fn migration_rate(&self) -> RateLimit {
-        RateLimit { per_second: self.moves_per_second, max_concurrent: self.moves_at_once as usize }
+    pub(crate) fn migration_limits(&self) -> MigrationLimitsConfig {
+        MigrationLimitsConfig {
+            per_second: self.moves_per_second,
+            concurrent: self.moves_at_once,
+            state_bytes: self.states_max_bytes,
+            total_state_bytes: self.states_budget_bytes,
+        }
     }
 }
 
@@ -308,6 +366,16 @@ pub(crate) enum ProxyProtocol {
     Off,
     V1,
     V2,
+}
+
+/// A limit of which 0 means: no limit.
+pub(crate) fn limit(value: f64) -> u64 {
+    if value >= 1.0 { value as u64 } else { u64::MAX }
+}
+
+/// A time in seconds. Zero if the number is not a time.
+pub(crate) fn seconds(value: f64) -> Duration {
+    Duration::try_from_secs_f64(value).unwrap_or_default()
 }
 
 /// Checks that Envoy's configuration names the extension `part`.
@@ -419,6 +487,34 @@ mod tests {
             [no_boolean.as_str(), r#","nodes":[]"#, &whole.replace("NODES", r#"[{"endpoint":"10.0.0.1:4000"}]"#)]
         {
             assert!(live(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn live_settings_are_parsed_as_a_whole() {
+        let whole = r#"{"max_connections":7,"login_limits":{"max_logins":1,"max_logins_per_address":2,"max_bytes":3,
+            "max_bytes_per_address":4,"max_decryptions_per_second":5,"max_decryptions_per_second_per_address":6,
+            "shared_addresses":[]},"proxy_rules":{"networks":["10.0.0.0/8"],"required":true},
+            "client":{"tls":"optional","cert":"/c","key":"/k","client_ca":"","crl":"","min_version":"TLSv1.3",
+            "compression":"passthrough","rsa_key":""},"client_keepalive":{"idle":60,"interval":10,"probes":3},
+            "node":{"tls":"preferred","ca":"","verify":"full","crl":"","min_version":"TLSv1.2","cert":"","key":"",
+            "proxy_protocol":"v2","allow_cleartext_backend":true,"eject_seconds":0.5,"sentinels":true},
+            "node_keepalive":{"idle":61,"interval":4,"probes":6},"connect_timeout":1.5,"connect_attempts":4,
+            "max_node_connections":9,"migration_limits":{"per_second":500,"concurrent":64,"state_bytes":4194304,
+            "total_state_bytes":268435456}}"#;
+        let live = |settings: &str| {
+            let published = r#"{"group":"","login_timeout":8,"idle_timeout":0,"settings":SETTINGS,"nodes":[]}"#;
+            let published = published.replace("SETTINGS", settings);
+            LiveConfig::read(format!(r#"{{"version":"{VERSION}","published":{published}}}"#).as_bytes())
+                .map(|read| read.published.and_then(|published| published.settings))
+        };
+        let settings = live(whole).expect("a valid configuration").expect("settings");
+        assert_eq!((settings.max_connections, settings.connect_timeout), (7.0, 1.5));
+        assert!(settings.proxy_rules.required && settings.client.tls == mysql_proto::login::ClientTls::Optional);
+        assert_eq!((settings.node.proxy_protocol, settings.node_keepalive.idle), (ProxyProtocol::V2, 61.0));
+        for (before, after) in [(r#""max_connections":7,"#, ""), (r#""required":true"#, r#""required":true,"more":1"#)]
+        {
+            assert!(live(&whole.replace(before, after)).is_err(), "{before}");
         }
     }
 

@@ -10,6 +10,7 @@ use mysql_proto::error::ProxyError;
 use crate::config;
 use crate::envoy_drain;
 use crate::live_config;
+use crate::live_settings;
 use crate::login_limits::LoginLimits;
 use crate::session::Session;
 use crate::worker::WorkerContext;
@@ -27,6 +28,7 @@ pub(crate) fn client_count() -> u64 {
 }
 
 pub(crate) struct SessionFilterFactory {
+    /// The limits until the control plane has sent others ([`live_settings`]).
     max_clients: u64,
     login_limits: Arc<LoginLimits>,
     has_access_log: bool,
@@ -34,9 +36,8 @@ pub(crate) struct SessionFilterFactory {
 
 impl SessionFilterFactory {
     pub(crate) fn new(config: &config::SessionFilterConfig) -> Self {
-        let max_clients = if config.max_connections >= 1.0 { config.max_connections as u64 } else { u64::MAX };
         Self {
-            max_clients,
+            max_clients: config::limit(config.max_connections),
             login_limits: Arc::new(LoginLimits::new(&config.login_limits)),
             has_access_log: config.access_log,
         }
@@ -49,8 +50,11 @@ impl FilterFactory for SessionFilterFactory {
             envoy_abi::log!(Error, "the listener has the filter of this module, but not its socket");
             return None;
         };
-        let client_slot = ClientSlot::try_acquire(self.max_clients);
-        let login_limits = Arc::clone(&self.login_limits);
+        let (max_clients, login_limits) = match live_settings::current() {
+            Some(settings) => (settings.max_clients, Arc::clone(&settings.login_limits)),
+            None => (self.max_clients, Arc::clone(&self.login_limits)),
+        };
+        let client_slot = ClientSlot::try_acquire(max_clients);
         Some(Box::new(SessionFilter {
             filter,
             session,

@@ -9,7 +9,8 @@
 //!
 //! [`worker`] has the state of one worker, and the work of a turn.
 //! [`readiness`] tells load balancers whether this Envoy is ready for new clients.
-//! [`live_config`] applies the configuration that the control plane changes while Envoy runs.
+//! [`live_config`] applies the configuration that the control plane changes while Envoy runs: the nodes, and
+//! [`live_settings`].
 //! [`login_log`] writes a line for each login.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
@@ -29,6 +30,7 @@ mod envoy_drain;
 mod filter;
 mod hosts;
 mod live_config;
+mod live_settings;
 mod login_failover;
 mod login_limits;
 mod login_log;
@@ -54,6 +56,7 @@ mod states_memory;
 mod switches;
 mod target_conn;
 mod telemetry;
+mod tls_options;
 mod trusted_proxies;
 mod unread;
 mod waiting_logins;
@@ -75,12 +78,12 @@ envoy_abi::export!(Tidevoy);
 impl envoy_abi::Module for Tidevoy {
     fn downstream_socket(&self, name: &str, text: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
         config::check_name("client", name)?;
-        Ok(Box::new(client_socket::ClientSocketFactory::new(config::parse(text)?)?))
+        Ok(Box::new(client_socket::ClientSocketFactory::new(&config::parse(text)?)?))
     }
 
     fn upstream_socket(&self, name: &str, text: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
         config::check_name("node", name)?;
-        Ok(Box::new(node_socket::NodeSocketFactory::new(config::parse(text)?)?))
+        Ok(Box::new(node_socket::NodeSocketFactory::new(&config::parse(text)?)?))
     }
 
     fn filter(&self, name: &str, text: &[u8]) -> Result<Box<dyn FilterFactory>, String> {
@@ -91,7 +94,10 @@ impl envoy_abi::Module for Tidevoy {
     fn listener_filter(&self, name: &str, text: &[u8]) -> Result<Box<dyn ListenerFilter>, String> {
         if name == "trusted_proxies" {
             let config::TrustedProxiesConfig { networks } = config::parse(text)?;
-            return Ok(Box::new(trusted_proxies::TrustedProxies::new(networks)));
+            return Ok(Box::new(trusted_proxies::TrustedProxies::fixed(networks)));
+        }
+        if name == "proxy_protocol" {
+            return Ok(Box::new(trusted_proxies::TrustedProxies::live(&config::parse(text)?)));
         }
         config::check_name("live_config", name)?;
         live_config::on_received(config::LiveConfig::read(text)?);
@@ -107,8 +113,9 @@ impl envoy_abi::Module for Tidevoy {
     fn policy(&self, name: &str, text: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {
         config::check_name("least_sessions", name)?;
         let config: config::PolicyConfig = config::parse(text)?;
-        migration_scheduler::configure(config.migration_rate());
-        states_memory::set_limits(config.states_max_bytes as usize, config.states_budget_bytes as usize);
+        if live_settings::current().is_none() {
+            live_settings::set_migration_limits(&config.migration_limits());
+        }
         Ok(Box::new(policy::LeastSessionsFactory::new(config)))
     }
 

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 
-use crate::config::{self, NodeInfo};
+use crate::config::{self, NodeInfo, seconds};
+use crate::live_settings;
 use crate::switches::{self, Switches};
 use crate::{connection_limits, login_log, wakers};
 
@@ -89,7 +90,6 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Publishes a configuration. Called on Envoy's main thread.
 pub(crate) fn on_received(config: config::LiveConfig) {
     let Some(published) = config.published else { return };
-    let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO);
     let limits = SessionLimits {
         login_timeout: seconds(published.login_timeout),
         idle_timeout: seconds(published.idle_timeout),
@@ -98,6 +98,10 @@ pub(crate) fn on_received(config: config::LiveConfig) {
     };
     login_log::configure(published.login_log);
     connection_limits::publish(&published.limits);
+    // First, so that no session begins with the new nodes and the settings of the listener.
+    if let Some(settings) = published.settings {
+        live_settings::apply(settings);
+    }
     switches::set_published(Switches { offload: published.offload, migration: published.migration });
     let drain_times = DrainTimes { wait: seconds(published.end_wait), timeout: seconds(published.end_timeout) };
     let operator = OperatorSwitches { is_ready: published.ready, is_drain_requested: published.drain };

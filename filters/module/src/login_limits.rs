@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use mysql_proto::error::ProxyError;
 
 use crate::address_table::{AddressCounters, AddressRates, AddressSlots, Rate};
-use crate::config::LoginLimitsConfig;
+use crate::config::{LoginLimitsConfig, limit};
 
 /// Shared by all listeners, so that a changed listener still counts the clients of the old one.
 static USAGE: LazyLock<LoginUsage> = LazyLock::new(LoginUsage::new);
@@ -32,7 +32,6 @@ pub(crate) struct LoginLimits {
 
 impl LoginLimits {
     pub(crate) fn new(config: &LoginLimitsConfig) -> Self {
-        let limit = |value: f64| if value >= 1.0 { value as u64 } else { u64::MAX };
         Self {
             logins: limit(config.max_logins),
             logins_per_address: limit(config.max_logins_per_address),

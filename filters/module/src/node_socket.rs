@@ -2,80 +2,85 @@
 //! the connection, or greets with an error, Envoy sees a failed connection attempt and tries the next node.
 
 use std::cell::{Cell, RefCell};
+use std::net::Shutdown;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use envoy_abi::socket_options::{Keepalive, set_keepalive};
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
 use mysql_proto::packet::{HEADER, Header};
 use mysql_proto::secret;
-use tls::{PeerRules, Stream, TlsConnector};
+use socket2::SockRef;
+use tls::{Stream, TlsConnector};
 
 use crate::conn::{Conn, ReadError, ReadStep};
+use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::ejection;
 use crate::migration_driver::UpstreamSocket;
 use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
-use crate::refresh::{Refresher, non_empty_path};
+use crate::panics::CloseAfterPanic;
 use crate::session::{Event, PassDecision, Session, SessionPhase};
+use crate::tls_options::NodeTlsOptions;
 use crate::unread::has_unread_bytes;
-use crate::worker::WorkerContext;
-use crate::{config, proxy_header, sentinels};
+use crate::worker::{Connecting, NodeConnectionSlot, WorkerContext};
+use crate::{config, live_settings, proxy_header, sentinels};
 
-/// The options that all node sockets of a cluster share.
+/// The options of a cluster until the control plane has sent others ([`live_settings`]).
 struct NodeSocketOptions {
-    node_tls: NodeTls,
-    tls: Option<Arc<TlsConnector>>,
+    tls: Arc<NodeTlsOptions>,
     proxy_protocol: config::ProxyProtocol,
-    allow_cleartext_backend: bool,
     /// How long one ejection of a node lasts.
     ejection: Duration,
 }
 
+impl NodeSocketOptions {
+    /// The TLS options of connections that begin now.
+    fn current_tls(&self) -> Arc<NodeTlsOptions> {
+        let live = live_settings::current().and_then(|live| live.node_tls.clone());
+        live.unwrap_or_else(|| Arc::clone(&self.tls))
+    }
+}
+
 pub(crate) struct NodeSocketFactory {
     options: Arc<NodeSocketOptions>,
-    _refresher: Option<Refresher>,
 }
 
 impl NodeSocketFactory {
-    pub(crate) fn new(config: config::NodeSocketConfig) -> Result<Self, String> {
-        let ejection = config.ejection();
-        let tls = if config.tls == NodeTls::Disabled {
-            None
-        } else {
-            let pair = non_empty_path(&config.cert).zip(non_empty_path(&config.key));
-            let rules = PeerRules { min_version: config.min_version, crl: non_empty_path(&config.crl) };
-            let loaded = TlsConnector::load(non_empty_path(&config.ca), config.verify, pair, rules);
-            Some(Arc::new(loaded.map_err(|error| error.to_string())?))
-        };
+    pub(crate) fn new(config: &config::NodeSocketConfig) -> Result<Self, String> {
+        let live = live_settings::current();
+        let tls = live.as_ref().and_then(|live| live.node_tls.clone());
+        let tls = tls.map_or_else(|| NodeTlsOptions::load(config), Ok)?;
         // Only now, since Envoy keeps the old cluster if the files cannot be loaded.
-        if !envoy_abi::module::validating() {
+        if !envoy_abi::module::validating() && live.is_none() {
             sentinels::configure(config.sentinels, config.proxy_protocol);
         }
-        let options = Arc::new(NodeSocketOptions {
-            node_tls: config.tls,
-            tls: tls.clone(),
-            proxy_protocol: config.proxy_protocol,
-            allow_cleartext_backend: config.allow_cleartext_backend,
-            ejection,
-        });
-        let _refresher = tls.map(|connector| Refresher::new("new connections to nodes", move || connector.refresh()));
-        Ok(Self { options, _refresher })
+        let ejection = config::seconds(config.eject_seconds);
+        let options = Arc::new(NodeSocketOptions { tls, proxy_protocol: config.proxy_protocol, ejection });
+        Ok(Self { options })
     }
 }
 
 impl SocketFactory for NodeSocketFactory {
     fn create(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
-        let (session, node) = WorkerContext::current().sessions.take_connecting()?;
+        let Connecting { session, node, slot } = WorkerContext::current().sessions.take_connecting()?;
+        let live = live_settings::current();
         let conn = Conn::new(Rc::clone(&session.worker), socket);
         session.pair_with(&conn);
-        let node_conn = Rc::new(NodeConn {
+        let node_conn = Rc::new_cyclic(|node_conn| NodeConn {
+            connect_deadline: RefCell::new(
+                live.as_ref().map(|live| Deadline::new(&conn.worker.deadlines, live.connect_timeout, node_conn)),
+            ),
+            keepalive: live.map(|live| live.node_keepalive),
             conn,
+            tls: self.options.current_tls(),
             options: Arc::clone(&self.options),
             session,
             node,
+            _slot: slot,
             stage: Cell::new(NodeStage::Connecting),
             greeting: RefCell::default(),
             failure_on_close: Cell::new(ConnectFailure::Connect),
@@ -105,9 +110,17 @@ struct NodeSocket(Rc<NodeConn>);
 struct NodeConn {
     conn: Rc<Conn>,
     options: Arc<NodeSocketOptions>,
+    /// The TLS options of this connection. A connection to another node uses the current ones.
+    tls: Arc<NodeTlsOptions>,
+    /// None: the connection keeps the options that Envoy has set.
+    keepalive: Option<Keepalive>,
+    /// Passes when the node has not greeted in time. None: it has greeted, or only Envoy's own timeout applies.
+    connect_deadline: RefCell<Option<Deadline>>,
     session: Rc<Session>,
     /// The node that Envoy connects to.
     node: Rc<WorkerNode>,
+    /// Counts the connection.
+    _slot: NodeConnectionSlot,
     stage: Cell<NodeStage>,
     /// The received part of the greeting.
     greeting: RefCell<Vec<u8>>,
@@ -144,6 +157,7 @@ impl NodeConn {
         let packet = std::mem::take(&mut *greeting);
         drop(greeting);
         self.node.shared.end_ejection();
+        self.connect_deadline.replace(None);
         self.stage.set(NodeStage::AwaitingClient);
         self.conn.socket.raise_connected();
         if self.session.phase() != SessionPhase::Connecting {
@@ -160,7 +174,7 @@ impl NodeConn {
         self.conn.worker.ports.record_greeting(|| self.conn.peer_address());
         self.session.handle(Event::NodeGreeted);
         self.session.with_login(|login| {
-            login.set_node_rules(self.options.node_tls, self.options.allow_cleartext_backend);
+            login.set_node_rules(self.tls.mode, self.tls.allow_cleartext_backend);
         });
         self.receive_plain(&packet, passed)
     }
@@ -290,7 +304,7 @@ impl NodeConn {
         // If TLS cannot begin, nothing may be sent.
         self.stage.set(NodeStage::Blocked);
         if let Some(request) = self.session.with_login(|login| login.node_ssl_request()).flatten() {
-            let Some(connector) = &self.options.tls else { return Ok(()) };
+            let Some(connector) = &self.tls.connector else { return Ok(()) };
             // The login has checked the bytes that were read so far. This checks for bytes that the kernel still holds.
             if self.conn.socket.with_descriptor(has_unread_bytes) == Some(true) {
                 self.session.report_data_before_tls();
@@ -302,12 +316,31 @@ impl NodeConn {
             self.conn.start_tls(stream);
             self.session.with_login(Login::on_node_tls_started);
             let _ = self.conn.flush();
-        } else if self.session.client_has_tls() && !self.options.allow_cleartext_backend {
+        } else if self.session.client_has_tls() && !self.tls.allow_cleartext_backend {
             self.session.set_plain_node_side();
         }
         self.stage.set(NodeStage::Open);
         self.conn.allow_direct();
         Ok(())
+    }
+}
+
+/// Handles [`NodeConn::connect_deadline`].
+impl DeadlineOwner for NodeConn {
+    fn on_deadline(self: Rc<Self>) {
+        if matches!(self.stage.get(), NodeStage::Connecting | NodeStage::Greeting) {
+            // The kernel then reports the end of the connection to Envoy, also that of an attempt to connect, and Envoy
+            // tries the next node.
+            self.conn.socket.with_descriptor(|socket| {
+                let _ = SockRef::from(&socket).shutdown(Shutdown::Both);
+            });
+        }
+    }
+}
+
+impl CloseAfterPanic for NodeConn {
+    fn close_after_panic(&self) {
+        self.session.close_after_panic();
     }
 }
 
@@ -317,6 +350,9 @@ impl TransportSocket for NodeSocket {
     fn on_connected(&self) {
         self.0.stage.set(NodeStage::Greeting);
         self.0.failure_on_close.set(ConnectFailure::Closed);
+        if let Some(keepalive) = self.0.keepalive {
+            self.0.conn.socket.with_descriptor(|socket| set_keepalive(socket, keepalive));
+        }
         let header = self.0.proxy_header();
         if !header.is_empty() {
             let _ = self.0.conn.write_or_queue(&header);
@@ -448,10 +484,11 @@ impl UpstreamSocket for NodeConn {
 
     fn report_connect_failure(&self, node: &WorkerNode, endpoint: &str, failure: ConnectFailure) {
         node.counts.connect_failures[failure as usize].add(1);
+        let duration = live_settings::current().map_or(self.options.ejection, |live| live.ejection);
         let was_ejected = node.shared.ejection_details().is_some();
         if let Some(reason) = failure.eject_reason()
             && self.conn.worker.hosts.is_at(node, endpoint)
-            && ejection::eject(&self.conn.worker.hosts, node, reason, self.options.ejection)
+            && ejection::eject(&self.conn.worker.hosts, node, reason, duration)
             && !was_ejected
         {
             let (name, why) = (&node.shared.name, reason.name());
@@ -460,7 +497,8 @@ impl UpstreamSocket for NodeConn {
     }
 
     fn proxy_header(&self) -> Vec<u8> {
-        match (self.options.proxy_protocol, self.session.addresses()) {
+        let kind = live_settings::current().map_or(self.options.proxy_protocol, |live| live.proxy_protocol);
+        match (kind, self.session.addresses()) {
             (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),
             (config::ProxyProtocol::V2, Some((client, listener))) => proxy_header::v2(client, listener),
             (config::ProxyProtocol::V1, None) => proxy_header::v1_unknown(),
@@ -472,11 +510,14 @@ impl UpstreamSocket for NodeConn {
     fn target_tls(&self) -> NodeTls {
         // The session's token and states need at least the same protection as its data so far. The account may also
         // require TLS.
-        if self.conn.has_tls() { NodeTls::Required } else { self.options.node_tls }
+        if self.conn.has_tls() { NodeTls::Required } else { self.options.current_tls().mode }
     }
 
     fn create_tls(&self, name: &str) -> Option<Result<Stream, tls::TlsError>> {
-        self.options.tls.as_ref().map(|connector| create_tls_stream(connector, name))
+        // If TLS was disabled since the session began, the session still needs it.
+        let current = self.options.current_tls();
+        let connector = current.connector.as_ref().or(self.tls.connector.as_ref());
+        connector.map(|connector| create_tls_stream(connector, name))
     }
 }
 

@@ -18,8 +18,8 @@ use envoy_abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 use crate::hosts::{Endpoint, first_turn};
 use crate::node::WorkerNode;
 use crate::reachability::{self, MonitoredEndpoint};
-use crate::worker::WorkerContext;
-use crate::{config, live_config, migration_scheduler};
+use crate::worker::{Connecting, NodeConnectionSlot, WorkerContext};
+use crate::{config, live_config, live_settings, migration_scheduler};
 
 pub(crate) struct LeastSessionsFactory {
     group: Arc<str>,
@@ -86,7 +86,8 @@ struct Choice {
 
 struct LeastSessions {
     group: Arc<str>,
-    /// How many nodes may fail before the session gets no other node.
+    /// How many nodes may fail before the session gets no other node, until the control plane has sent another number
+    /// ([`live_settings`]).
     attempts: usize,
     /// [`live_config::count`] when the candidates were built.
     seen: Cell<u64>,
@@ -152,9 +153,12 @@ impl Policy for LeastSessions {
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
         let session = WorkerContext::current().sessions.get_by_hash(context.hash()?)?;
-        if session.failed_node_count() >= self.attempts {
+        let (attempts, max_connections) = live_settings::current()
+            .map_or((self.attempts, u64::MAX), |live| (live.connect_attempts, live.max_node_connections));
+        if session.failed_node_count() >= attempts {
             return None;
         }
+        let slot = NodeConnectionSlot::try_acquire(max_connections)?;
         let is_tried = |endpoint: &str| session.has_tried(endpoint);
         let is_there = |at: usize| {
             let candidate = &self.candidates.borrow()[at];
@@ -172,8 +176,8 @@ impl Policy for LeastSessions {
         let candidate = &self.candidates.borrow()[choice?.index];
         candidate.next_turn.set(candidate.next_turn.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.clone());
-        let worker = Rc::clone(&session.worker);
-        worker.sessions.set_connecting(session, Rc::clone(&candidate.node));
+        let (worker, node) = (Rc::clone(&session.worker), Rc::clone(&candidate.node));
+        worker.sessions.set_connecting(Connecting { session, node, slot });
         Some(candidate.at)
     }
 }

@@ -77,11 +77,16 @@ impl Refresher {
         }
         Self { stop }
     }
+
+    /// Stops the thread for good.
+    pub(crate) fn stop(&self) {
+        self.stop.set();
+    }
 }
 
 impl Drop for Refresher {
     fn drop(&mut self) {
-        self.stop.set();
+        self.stop();
     }
 }
 

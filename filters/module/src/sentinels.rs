@@ -78,6 +78,9 @@ impl Sentinels {
         let endpoints = reachability::list_watched(|key| before.contains_key(key));
         if !ENABLED.load(Ordering::Relaxed) {
             reachability::set_outage(false);
+            // Nothing would find out that these nodes answer again.
+            let doubted = endpoints.iter().filter(|endpoint| !endpoint.has_state(Reachability::Reachable));
+            doubted.for_each(|endpoint| endpoint.set_state(Reachability::Reachable));
             return;
         }
         let mut watches = HashMap::new();

@@ -19,8 +19,8 @@ use crate::node::{
 };
 use crate::sentinels::Sentinels;
 use crate::{
-    clock, connection_limits, deadlines, envoy_drain, filter, login_log, readiness, refresh, states_memory, switches,
-    wakers,
+    clock, connection_limits, deadlines, envoy_drain, filter, live_settings, login_log, readiness, refresh,
+    states_memory, switches, wakers,
 };
 
 /// Milliseconds between two ticks.
@@ -277,6 +277,7 @@ impl Extension for Reporter {
         metrics.put(self.clients, &[], filter::client_count());
         if self.reported_at.get().is_none_or(|at| now >= at + REPORT_INTERVAL) {
             self.reported_at.set(Some(now));
+            live_settings::retry();
             self.report(metrics);
             readiness::set_heap_full(readiness::is_probed() && metrics.gauge_value(readiness::HEAP_FULL_GAUGE) > 0);
         }

@@ -1,5 +1,6 @@
-//! The `trusted_proxies` listener filter: reads the PROXY header that trusted proxies send, and lets all other clients
-//! pass.
+//! The `proxy_protocol` listener filter: reads the PROXY header that trusted proxies send. It lets all other clients
+//! pass, or disconnects them, as the control plane says. The filter `trusted_proxies` does the same with networks that
+//! do not change.
 //!
 //! Envoy's own listener filter reads a header from any client, and waits for the first bytes of a client that sends
 //! none. A MySQL client sends nothing before the server's greeting, so this filter decides by the client's address
@@ -11,29 +12,68 @@ use envoy_abi::listener_filter::{Accept, Addresses, ListenerFilter, Verdict};
 use ipnet::IpNet;
 use ppp::{HeaderResult, PartialResult, v1, v2};
 
+use crate::config::ProxyRulesConfig;
+use crate::live_settings;
+
 /// Longest header, with its additional fields (TLVs). The specification asks receivers to accept 536 bytes at least.
 const MAX_HEADER_BYTES: usize = 4096;
 /// Longest header of version 1, with its line break (haproxy.org, `proxy-protocol.txt`, section 2.1).
 const MAX_LINE_BYTES: usize = 107;
 
-pub(crate) struct TrustedProxies {
+/// Which clients send a PROXY header.
+#[derive(Debug)]
+pub(crate) struct ProxyRules {
     networks: Vec<IpNet>,
+    /// Other clients are disconnected.
+    is_required: bool,
+}
+
+impl ProxyRules {
+    fn accept(&self, peer: &dyn Fn() -> Option<SocketAddr>) -> Accept {
+        if self.networks.is_empty() {
+            return Accept::Continue;
+        }
+        // A dual-stack listener reports IPv4 clients as IPv6 clients.
+        let is_trusted = |ip: IpAddr| self.networks.iter().any(|network| network.contains(&ip));
+        if peer().is_some_and(|peer| is_trusted(peer.ip().to_canonical())) {
+            Accept::Inspect(MAX_HEADER_BYTES)
+        } else if self.is_required {
+            Accept::Close("the client is no trusted proxy")
+        } else {
+            Accept::Continue
+        }
+    }
+}
+
+impl From<&ProxyRulesConfig> for ProxyRules {
+    fn from(config: &ProxyRulesConfig) -> Self {
+        Self { networks: config.networks.clone(), is_required: config.required }
+    }
+}
+
+pub(crate) struct TrustedProxies {
+    /// The rules until the control plane has sent others ([`live_settings`]).
+    rules: ProxyRules,
+    /// The control plane may change the rules.
+    is_live: bool,
 }
 
 impl TrustedProxies {
-    pub(crate) fn new(networks: Vec<IpNet>) -> Self {
-        Self { networks }
+    /// With rules that do not change.
+    pub(crate) fn fixed(networks: Vec<IpNet>) -> Self {
+        Self { rules: ProxyRules { networks, is_required: false }, is_live: false }
+    }
+
+    pub(crate) fn live(config: &ProxyRulesConfig) -> Self {
+        Self { rules: config.into(), is_live: true }
     }
 }
 
 impl ListenerFilter for TrustedProxies {
     fn accept(&self, peer: &dyn Fn() -> Option<SocketAddr>) -> Accept {
-        // A dual-stack listener reports IPv4 clients as IPv6 clients.
-        let is_trusted = |ip: IpAddr| self.networks.iter().any(|network| network.contains(&ip));
-        if peer().is_some_and(|peer| is_trusted(peer.ip().to_canonical())) {
-            Accept::Inspect(MAX_HEADER_BYTES)
-        } else {
-            Accept::Continue
+        match live_settings::current() {
+            Some(live) if self.is_live => live.proxy_rules.accept(peer),
+            _ => self.rules.accept(peer),
         }
     }
 
@@ -105,8 +145,12 @@ mod tests {
         text.parse().expect("an address")
     }
 
+    fn networks() -> Vec<IpNet> {
+        ["10.1.0.0/16", "fd00::/8"].map(|network| network.parse().expect("a network")).to_vec()
+    }
+
     fn filter() -> TrustedProxies {
-        TrustedProxies::new(["10.1.0.0/16", "fd00::/8"].map(|network| network.parse().expect("a network")).to_vec())
+        TrustedProxies::fixed(networks())
     }
 
     /// The length of the header, and the client and listener that it names.
@@ -129,6 +173,14 @@ mod tests {
             assert!(!waits(Some(address(other))), "{other}");
         }
         assert!(!waits(None));
+    }
+
+    #[test]
+    fn other_clients_are_disconnected_if_a_header_is_required() {
+        let required = TrustedProxies::live(&ProxyRulesConfig { networks: networks(), required: true });
+        assert!(matches!(required.accept(&|| Some(address("10.1.0.1:1"))), Accept::Inspect(_)));
+        assert!(matches!(required.accept(&|| Some(address("10.2.0.1:1"))), Accept::Close(_)));
+        assert!(matches!(required.accept(&|| None), Accept::Close(_)));
     }
 
     #[test]

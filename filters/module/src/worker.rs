@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::{Rc, Weak};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::connection_limits;
@@ -155,15 +155,41 @@ impl Turn {
     }
 }
 
+/// How many connections to nodes Envoy has, in all workers.
+static NODE_CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Counts one connection of Envoy to a node as long as this value exists.
+pub(crate) struct NodeConnectionSlot(());
+
+impl NodeConnectionSlot {
+    /// None: there are `max` connections.
+    pub(crate) fn try_acquire(max: u64) -> Option<Self> {
+        let increment = |connections| (connections < max).then_some(connections + 1);
+        NODE_CONNECTIONS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment).ok().map(|_| Self(()))
+    }
+}
+
+impl Drop for NodeConnectionSlot {
+    fn drop(&mut self) {
+        NODE_CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A session for which the policy has just chosen a node.
+pub(crate) struct Connecting {
+    pub(crate) session: Rc<Session>,
+    pub(crate) node: Rc<WorkerNode>,
+    pub(crate) slot: NodeConnectionSlot,
+}
+
 /// The sessions of a worker.
 #[derive(Default)]
 pub(crate) struct WorkerSessions {
     by_connection: RefCell<HashMap<u64, Rc<Session>>>,
     by_hash: RefCell<HashMap<u64, Rc<Session>>>,
     has_had_session: Cell<bool>,
-    /// The session for which the policy has just chosen a node, and this node. Envoy creates the socket to the node
-    /// before it does anything else.
-    connecting: Cell<Option<(Rc<Session>, Rc<WorkerNode>)>>,
+    /// The choice that the policy has just made. Envoy creates the socket to the node before it does anything else.
+    connecting: Cell<Option<Connecting>>,
 }
 
 impl WorkerSessions {
@@ -196,11 +222,11 @@ impl WorkerSessions {
         self.by_connection.borrow().values().for_each(run);
     }
 
-    pub(crate) fn set_connecting(&self, session: Rc<Session>, node: Rc<WorkerNode>) {
-        self.connecting.set(Some((session, node)));
+    pub(crate) fn set_connecting(&self, connecting: Connecting) {
+        self.connecting.set(Some(connecting));
     }
 
-    pub(crate) fn take_connecting(&self) -> Option<(Rc<Session>, Rc<WorkerNode>)> {
+    pub(crate) fn take_connecting(&self) -> Option<Connecting> {
         self.connecting.take()
     }
 }

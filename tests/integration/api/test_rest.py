@@ -79,7 +79,8 @@ async def test_reload_reports_the_changed_settings(server: ApiServer, tmp_path: 
     assert response.status_code == 200
     assert response.json() == {
         "applied": ["balance.slow_start"],
-        "needs_new_envoys": ["sql.max_connections"],
+        "applied_by_module": ["sql.max_connections"],
+        "needs_new_envoys": [],
         "needs_restart": ["state_dir"],
     }
     config = (await server.http.get("/v1/config")).json()

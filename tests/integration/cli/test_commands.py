@@ -161,6 +161,17 @@ async def test_config_commands_check_show_and_reload(control_plane: ControlPlane
     config = await run_tidevoy(control_plane.api_url, "config", "show", "--json")
     assert json.loads(config.stdout)["state_dir"] == control_plane.settings["state_dir"]
     assert (await run_tidevoy(control_plane.api_url, "reload")).stdout == "nothing has changed\n"
+    sql = {**control_plane.settings.get("sql", {}), "max_connections": 7}
+    control_plane.settings = {**control_plane.settings, "sql": sql, "log": {"level": "debug"}}
+    await control_plane.prepare()
+    check = ("config", "check", str(control_plane.config_file), "--diff")
+    diff = await run_tidevoy(control_plane.api_url, *check)
+    lines = [line.strip() for line in diff.stdout.splitlines()]
+    assert lines[1:3] == ["a reload would change:", "applied now: log.level"]
+    assert lines[3].startswith("applied now; ")
+    assert lines[3].endswith(": sql.max_connections")
+    diff = await run_tidevoy(control_plane.api_url, *check, "--json")
+    assert json.loads(diff.stdout)["applied_by_module"] == ["sql.max_connections"]
     control_plane.config_file.write_text("sql: {listen: nowhere}\n")
     rejected = await run_tidevoy(control_plane.api_url, "reload")
     assert (rejected.exit_code, rejected.stdout) == (2, "")

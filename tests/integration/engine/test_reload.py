@@ -13,6 +13,7 @@ from controlplane.config.settings import Settings
 from controlplane.errors import ConfigError
 from controlplane.metrics import logs
 from controlplane.model.nodes import Source, State
+from controlplane.model.views import ReloadResult
 from tests.support.controlplane.engine import (
     FAST_CHECKS,
     EventRecorder,
@@ -56,11 +57,7 @@ async def test_reload_adds_and_removes_nodes(tmp_path: Path) -> None:
                 await envoy.wait_for_endpoints(lambda endpoints: first in endpoints)
                 configuration.sections["nodes"] = [{"address": second, "weight": 7, "labels": {"zone": "a"}}]
                 result = await engine.reload()
-                assert (result.applied, result.needs_new_envoys, result.needs_restart) == (
-                    ("nodes",),
-                    (),
-                    (),
-                )
+                assert result == ReloadResult(applied=("nodes",))
                 assert engine.cluster.node(first).plan.state is State.GONE
                 await wait_for_state(engine, second, "active")
                 assert engine.cluster.node(second).weight == 7
@@ -94,17 +91,19 @@ async def test_reload_reports_when_each_setting_takes_effect(tmp_path: Path) -> 
             assert engine.cluster.node(dead).plan.state is State.JOINING
             configuration.sections |= {
                 "health": {"status": FAST_CHECKS, "sql": {**FAST_CHECKS, "enabled": False}},
-                "sql": {"keepalive_idle": 5},
+                "sql": {"keepalive_idle": 5, "access_log": "/dev/null"},
                 "pd": {"urls": ["http://127.0.0.1:1"]},
             }
             result = await engine.reload()
             assert result.applied == ("health.sql.enabled",)
-            assert result.needs_new_envoys == ("sql.keepalive_idle",)
+            assert result.applied_by_module == ("sql.keepalive_idle",)
+            assert result.needs_new_envoys == ("sql.access_log",)
             assert result.needs_restart == ("pd.urls",)
             assert engine.settings.pd.urls == ()
             await wait_for_state(engine, dead, "active")  # the node is no longer checked
             message = (await recorder.wait_for("config.reloaded")).message
-            assert "Envoys that start from now on: sql.keepalive_idle" in message
+            assert "by Envoys with the module: sql.keepalive_idle" in message
+            assert "Envoys that start from now on: sql.access_log" in message
             assert "after a restart of the control plane: pd.urls" in message
             assert (await engine.reload()).needs_restart == ("pd.urls",)
 
@@ -158,4 +157,4 @@ async def test_invalid_configuration_keeps_the_old_one(tmp_path: Path) -> None:
 async def test_reload_without_loader_changes_nothing(tmp_path: Path) -> None:
     async with run_engine(settings(tmp_path)) as engine:
         result = await engine.reload()
-        assert (result.applied, result.needs_new_envoys, result.needs_restart) == ((), (), ())
+        assert result == ReloadResult()

@@ -26,6 +26,10 @@ class TlsNode:
         """Complete the handshake. Raises ssl.SSLError, and IncompleteReadError at the end of the stream."""
         await self._drive(self._tls.do_handshake)
 
+    def peer_certificate(self) -> bytes | None:
+        """Return the certificate (DER) that the other side has presented; None if it has none."""
+        return self._tls.getpeercert(binary_form=True)
+
     async def read_packet(self) -> tuple[int, bytes]:
         """Return the next packet's sequence number and payload."""
         header = await self._read_exactly(4)

@@ -58,11 +58,13 @@ def test_describes_the_state_of_a_connected_envoy(acked: str, published: str, te
 
 
 def test_describes_what_a_reload_changed() -> None:
-    assert describe_reload({"applied": [], "needs_new_envoys": [], "needs_restart": []}) == [
-        "nothing has changed"
-    ]
-    lines = describe_reload({"applied": ["a", "b"], "needs_new_envoys": [], "needs_restart": ["c"]})
-    assert [line.rpartition(": ")[2] for line in lines] == ["a, b", "c"]
+    keys = ("applied", "applied_by_module", "needs_new_envoys", "needs_restart")
+    none: dict[str, list[str]] = {key: [] for key in keys}
+    assert describe_reload(none) == ["nothing has changed"]
+    lines = describe_reload(
+        {**none, "applied": ["a", "b"], "applied_by_module": ["c"], "needs_restart": ["d"]}
+    )
+    assert [line.rpartition(": ")[2] for line in lines] == ["a, b", "c", "d"]
 
 
 @pytest.mark.parametrize(

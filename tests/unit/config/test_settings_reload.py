@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel, SecretStr
 
 from controlplane.config import reference_docs, schema
-from controlplane.config.loader import apply_reload, dump_masked
+from controlplane.config.loader import apply_reload, dump_masked, preview_reload
 from controlplane.config.schema import format_path
 from controlplane.config.settings import Settings, build_policy
+from controlplane.config.types import TakesEffect
 from controlplane.model.nodes import NodeGroup
 from controlplane.model.plan import BalancePolicy
 from tests.support.controlplane.setting_values import NON_DEFAULTS, PAIRED, nested
@@ -57,12 +58,14 @@ def test_reload_reports_when_each_change_takes_effect(path: schema.SettingPath, 
     applied, changed = apply_reload(old, new)
     reported = {
         "now": changed.applied,
+        "now with the module": changed.applied_by_module,
         "new envoys": changed.needs_new_envoys,
         "restart": changed.needs_restart,
     }
     when = schema.takes_effect(field)
     assert reported == {effect: ((name,) if effect == when else ()) for effect in reported}
     assert applied == (old if when == "restart" else new)
+    assert preview_reload(dump_masked(old), new) == changed
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,7 @@ def test_group_change_takes_effect_like_its_changed_keys(
     old, new = ({"groups": groups} for groups in ([olap], [olap | change for change in changes]))
     _, changed = apply_reload(Settings.model_validate(old), Settings.model_validate(new))
     assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == (now, new_envoys, ())
+    assert preview_reload(dump_masked(Settings.model_validate(old)), Settings.model_validate(new)) == changed
 
 
 def test_changed_report_interval_is_reported_to_need_new_envoys() -> None:
@@ -138,7 +142,7 @@ def test_build_policy_copies_settings() -> None:
 def test_every_setting_has_documentation(field: Any) -> None:
     assert field.description
     assert field.description.endswith(".")
-    assert field.json_schema_extra["change"] in ("now", "new envoys", "restart")
+    assert field.json_schema_extra["change"] in get_args(TakesEffect)
     assert "a value" not in schema.describe_expected(field)
 
 

@@ -309,10 +309,13 @@ def test_kinds_that_need_attention_are_warnings() -> None:
 
 def test_reload_message_says_when_settings_take_effect() -> None:
     assert reload_message(ReloadResult()).endswith("; nothing changed")
-    message = reload_message(ReloadResult(("log.level", "nodes"), ("sql.listen",), ("pd.urls",)))
+    message = reload_message(
+        ReloadResult(("log.level", "nodes"), ("sql.max_connections",), ("sql.listen",), ("pd.urls",))
+    )
     assert message == (
-        "the configuration was reloaded; applied now: log.level, nodes; applies to Envoys that start from now"
-        " on: sql.listen; applies after a restart of the control plane: pd.urls"
+        "the configuration was reloaded; applied now: log.level, nodes; applied by Envoys with the module:"
+        " sql.max_connections; applies to Envoys that start from now on: sql.listen; applies after a restart"
+        " of the control plane: pd.urls"
     )
 
 

@@ -12,6 +12,8 @@ from controlplane.observe.envoy_reports.counters import FAMILIES
 from controlplane.version import VERSION
 from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 
+MODULE_METADATA = {"tidevoy.module": VERSION, "tidevoy.module.features": "live-settings"}
+
 
 def test_bootstrap_has_control_planes_tls_and_limits() -> None:
     settings = Settings.model_validate({"overload": {"max_connections": 77, "max_heap_bytes": 100_000_000}})
@@ -107,7 +109,7 @@ def test_bootstrap_has_zone_and_group() -> None:
         Settings(), control_planes=["10.0.0.1:18000"], node_id="e", group="olap", zone="a: 1", module="/m.so"
     )
     parsed = yaml.safe_load(text)
-    metadata = {"tidevoy.module": VERSION, "tidevoy.group": "olap"}
+    metadata = {**MODULE_METADATA, "tidevoy.group": "olap"}
     locality = {"zone": "a: 1"}
     assert parsed["node"] == {"id": "e", "cluster": "tidevoy", "locality": locality, "metadata": metadata}
     alone = yaml.safe_load(
@@ -122,7 +124,7 @@ def test_bootstrap_with_module_loads_it_and_pushes_stats() -> None:
         Settings(), control_planes=["10.0.0.1:18000"], node_id="e", module='/opt/a "b".so'
     )
     parsed = yaml.safe_load(text)
-    assert parsed["node"] == {"id": "e", "cluster": "tidevoy", "metadata": {"tidevoy.module": VERSION}}
+    assert parsed["node"] == {"id": "e", "cluster": "tidevoy", "metadata": MODULE_METADATA}
     (extension,) = parsed["bootstrap_extensions"]
     dynamic_modules = "envoy.extensions.bootstrap.dynamic_modules.v3.DynamicModuleBootstrapExtension"
     assert extension == {

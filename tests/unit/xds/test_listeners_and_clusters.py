@@ -380,6 +380,22 @@ def test_required_proxy_protocol_admits_only_trusted_proxies(profile: EnvoyProfi
     ]
 
 
+def test_module_with_live_settings_enforces_what_envoy_would_keep() -> None:
+    profile = replace(MODULE_PROFILE, has_live_settings=True)
+    sql = {"proxy_protocol": "required", "trusted_proxies": ["10.0.0.0/8"], "max_connections": 9}
+    backend = {"connect_timeout": 2.5, "max_connections": 7}
+    settings = Settings.model_validate({"sql": sql, "backend": backend})
+    message = listener(settings, profile)
+    assert filters(message) == ["dynamic_modules", "tcp_proxy"]
+    assert not message.filter_chains[0].HasField("filter_chain_match")
+    reader = unpacked(typed_struct_pb2.TypedStruct, message.listener_filters[0].typed_config)
+    assert reader.value["filter_name"] == "proxy_protocol"
+    assert reader.value["filter_config"]["value"]["required"] is True
+    built = listeners_and_clusters.build_cluster(settings, profile, PORT)
+    assert built.connect_timeout.ToSeconds() == 60
+    assert built.circuit_breakers.thresholds[0].max_connections.value == 2**32 - 1
+
+
 def test_optional_proxy_protocol_is_read_by_the_module() -> None:
     message = listener(_proxied("optional"), MODULE_PROFILE)
     config = unpacked(typed_struct_pb2.TypedStruct, message.listener_filters[0].typed_config)
