@@ -11,6 +11,7 @@ from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.health import Health
 from controlplane.model.intents import Intents
+from controlplane.model.limits import TOTAL
 from controlplane.model.module_switches import ALL_ON, NO_OVERRIDES, ModuleSwitches
 from controlplane.model.nodes import EMPTY_MAP, Source, State, TopologyProblem
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
@@ -118,7 +119,7 @@ def envoys_with_migration_off(statuses: Iterable[EnvoyStatus], inputs: Inputs) -
 
 
 def limit_views(plan: Plan, facts: Facts) -> list[LimitView]:
-    """Return all limits, and what the Envoys that have reported use of them."""
+    """Return all limits, that of all connections first, and what the Envoys use of them."""
     reports = sorted(facts.module_reports.items())
     return [
         LimitView(
@@ -134,7 +135,7 @@ def limit_views(plan: Plan, facts: Facts) -> list[LimitView]:
                 if (usage := report.limits.get(name)) is not None
             ),
         )
-        for name, limit in plan.limits.items()
+        for name, limit in sorted(plan.limits.items(), key=lambda item: (item[0] != TOTAL, item[0]))
     ]
 
 

@@ -72,7 +72,7 @@ def has_urgent_change(before: Plan, after: Plan) -> bool:
 
 def _plan_state(plan: Plan) -> tuple[object, ...]:
     is_balanced = plan.rebalance.since is None
-    rules = [limit.rule for limit in plan.limits.values()]
+    rules = {name: limit.rule for name, limit in plan.limits.items()}
     return plan.rebalance.round, is_balanced, plan.panic_threshold_reason, plan.overloaded_zones, rules
 
 

@@ -56,7 +56,8 @@ def render_live_config(
     switches["ready"] = overrides.is_ready
     limits |= {part: False for part, is_on in switches.items() if not is_on}
     if plan.limits:
-        limits["limits"] = [_limit_of(limit) for limit in plan.limits.values()]
+        # Sorted, because a saved or shared plan is, too.
+        limits["limits"] = [_limit_of(plan.limits[name]) for name in sorted(plan.limits)]
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'

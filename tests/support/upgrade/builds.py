@@ -163,7 +163,7 @@ def _add_fields(controlplane: Path) -> None:
     model = controlplane / "model"
     for file, last_field in (
         (model / "intents.py", r"    switch_overrides: Mapping\[str, SwitchOverrides\] = .*\n"),
-        (model / "plan.py", r"    switch_overrides: Mapping\[str, SwitchOverrides\] = .*\n"),
+        (model / "plan.py", r"    limits: Mapping\[str, LimitPlan\] = .*\n"),
         (model / "rollout.py", r"    forced: bool = False .*\n"),
         (model / "envoys.py", r"    certificate_expires_at: float \| None = None.*\n"),
     ):

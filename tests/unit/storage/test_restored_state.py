@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from controlplane.model.intents import DrainIntent, Intents
+from controlplane.model.limits import LimitPlan, LimitRule
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
+from controlplane.storage.file_formats import PLAN_CODEC
 from controlplane.storage.restored_state import clamp_intent_times, clamp_plan_times
+from controlplane.storage.store import SavedPlan
 
 NOW = 1000.0
 TIMES = [field.name for field in fields(NodePlan) if field.name.endswith("since")]
@@ -24,6 +27,16 @@ def test_clamps_plan_times() -> None:
     assert clamp_plan_times(saved(NOW + 500), NOW) == saved(NOW)
     assert clamp_plan_times(saved(NOW - 500), NOW) == saved(NOW - 500)
     assert clamp_plan_times(saved(None), NOW) == saved(None)
+
+
+def test_saved_limits_stay_and_their_time_is_clamped() -> None:
+    rule = LimitRule("reporting", "report", "10.0.0.0/8", 20, 2.5)
+    limit = LimitPlan(rule, {"a": 12, "b": 8}, 3, 2, {"b": 9}, NOW + 500)
+    plan = replace(saved(NOW), limits={rule.name: limit})
+    decoded = PLAN_CODEC.decode(PLAN_CODEC.encode(SavedPlan(plan, {}, 1, 1, 1))).plan
+    assert decoded.limits == {rule.name: limit}
+    assert decoded.limits[rule.name].changed_at == NOW + 500
+    assert clamp_plan_times(decoded, NOW).limits[rule.name].changed_at == NOW
 
 
 def test_ends_running_round() -> None:

@@ -150,8 +150,8 @@ def test_live_config_has_the_limits_of_the_plan() -> None:
     total = LimitPlan(LimitRule("total", max_connections=20), {"b": 8, "a": 12}, unlisted=3, envoys=2)
     rule = LimitRule("etl", "batch", "10.0.0.0/8", max_new_per_second=3.0)
     assert limits(total, LimitPlan(rule, envoys=2)) == [
-        {"rule": "total", "limit": 20, "quotas": {"a": 12, "b": 8}, "unlisted": 3},
         {"rule": "etl", "user": "batch", "network": "10.0.0.0/8", "rate_limit": 3.0, "rate": 1.5},
+        {"rule": "total", "limit": 20, "quotas": {"a": 12, "b": 8}, "unlisted": 3},
     ]
 
 
