@@ -1,4 +1,4 @@
-"""Limits of client connections over two Envoys and a control plane."""
+"""Limits of client connections over two Envoys, and over a change of the leader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from tests.support.e2e.cluster import (
     wait_for_values,
 )
 from tests.support.e2e.multi_envoy_cluster import BalancedCluster, run_balanced_cluster
+from tests.support.e2e.replicated_cluster import run_replicated_cluster
 from tests.support.tidb_sim_clients import error_code
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -154,3 +156,44 @@ async def test_changed_limits_of_a_user_apply_to_both_envoys_at_once(
         await cluster.fill(1, 6)
         for client in (*cluster.clients[0], *cluster.clients[1]):
             assert error_code(await client.query("do 1")) == 0
+
+
+async def test_limit_holds_when_another_control_plane_becomes_the_leader(
+    tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
+) -> None:
+    start = run_replicated_cluster(
+        tmp_path, mariadb, nodes=1, arguments=signing.arguments, settings={"limits": {"max_connections": 3}}
+    )
+    async with start as cluster, AsyncExitStack() as exit_stack:
+
+        async def is_refused() -> bool:
+            async with counting_client(cluster.sql_port) as client:
+                return error_code((await client.read_packet())[1]) == TOO_MANY_CONNECTIONS
+
+        async def wait_reported(connections: int) -> None:
+            """Wait until all control planes know the Envoy's connections, and that its quota is the limit."""
+
+            async def is_reported() -> bool:
+                limits = [
+                    (await cluster.get(plane, "/v1/limits"))["limits"][0]["envoys"]
+                    for plane in cluster.running_control_planes()
+                ]
+                return all(
+                    [(envoy["connections"], envoy["quota"]) for envoy in envoys] == [(connections, 3)]
+                    for envoys in limits
+                )
+
+            await wait_until(is_reported, 30.0)
+
+        await wait_reported(0)
+        for _ in range(3):
+            client = await exit_stack.enter_async_context(counting_client(cluster.sql_port))
+            assert error_code(await client.log_in()) == 0
+        assert await is_refused()
+        await wait_reported(3)
+        leader = await cluster.wait_for_leader()
+        await leader.kill()
+        await cluster.wait_for_leader(excluded_name=leader.name)
+        assert await is_refused()
+        await wait_reported(3)
+        assert await is_refused()
