@@ -70,7 +70,7 @@ impl Session {
         Ok(())
     }
 
-    /// The node has answered a command that changes the identity, unless `change` says otherwise.
+    /// If the node has answered a command that changes the identity, counts the client under the rules of its user.
     pub(super) fn on_identity_change(&self, change: IdentityChange) {
         if !matches!(change, IdentityChange::Done | IdentityChange::Failed) {
             return;
@@ -93,8 +93,8 @@ impl Session {
 
     /// Counts the session under changed rules. It does not end if a limit is exceeded.
     pub(crate) fn recount_limits(&self, rules: &[Rule]) {
-        if self.phase().is_over() {
-            return;
+        if self.phase().is_over() || self.filter.get().is_none() {
+            return; // it has no slots any more, or has not taken any yet
         }
         let user = self.slots.user.borrow();
         let slots = connection_limits::recount(rules, self.client_address(), user.as_deref(), self.slots.held.take());
