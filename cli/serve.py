@@ -46,8 +46,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="DIRECTORY",
-            help="Where `tidevoy certificates init` has written ca.pem, envoy-ID.pem and envoy-ID.key; needed"
-            " if xds.tls is set.",
+            help="Where `tidevoy certificates init` has written the certificates; needed if xds.tls is set.",
         ),
     ] = None,
 ) -> None:
@@ -93,14 +92,23 @@ class EnvoyOptions:
 
     def tls(self) -> ControlPlaneTls | None:
         """Return how the Envoy connects to the control plane; None: without TLS."""
+        from cli.certificate_authority.directory import CA_FILE, certificate_file, key_file
+        from cli.certificate_authority.names import envoy_stem
         from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls
 
         if self.certificates is None:
             return None
-        ca, cert, key = (
-            str(self.certificates.absolute() / name)
-            for name in ("ca.pem", f"envoy-{self.id}.pem", f"envoy-{self.id}.key")
-        )
+        stem = envoy_stem(self.id)
+        files = [
+            self.certificates.absolute() / file for file in (CA_FILE, certificate_file(stem), key_file(stem))
+        ]
+        for file in files:
+            if not file.exists():
+                raise UsageError(
+                    f"there is no file {file}; `tidevoy certificates init {self.certificates}"
+                    f" --envoy {self.id}` makes it"
+                )
+        ca, cert, key = map(str, files)
         return ControlPlaneTls(ca, None, cert, key)
 
 

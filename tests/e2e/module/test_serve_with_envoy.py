@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,12 +61,19 @@ class SingleHost:
 
 
 @asynccontextmanager
-async def run_single_host(stack: LocalCluster, directory: Path, ports: Ports) -> AsyncIterator[SingleHost]:
+async def run_single_host(
+    stack: LocalCluster,
+    directory: Path,
+    ports: Ports,
+    *,
+    certificates: Path | None = None,
+    xds_tls: Mapping[str, str] | None = None,
+) -> AsyncIterator[SingleHost]:
     """Run the service for the nodes of `stack`, beside the control plane and the Envoy of `stack`."""
     sql, xds, api, admin = (ports.allocate() for _ in range(4))
     config = dict(stack.control_plane.settings) | {
         "sql": {"listen": f"127.0.0.1:{sql}"},
-        "xds": {"listen": f"127.0.0.1:{xds}"},
+        "xds": {"listen": f"127.0.0.1:{xds}"} | ({} if xds_tls is None else {"tls": dict(xds_tls)}),
         "api": {"listen": f"127.0.0.1:{api}"},
         "state_dir": str(directory / "state"),
     }
@@ -77,6 +84,8 @@ async def run_single_host(stack: LocalCluster, directory: Path, ports: Ports) ->
         *("serve", "--config", str(directory / "tidevoy.yaml"), "--with-envoy"),
         *("--envoy", str(envoy_binary()), "--envoy-id", "single", "--envoy-admin", f"127.0.0.1:{admin}"),
     ]
+    if certificates is not None:
+        command += ["--envoy-certificates", str(certificates)]
     process = ChildProcess("single-host", command, directory=directory)
     try:
         host = SingleHost(process, sql)
@@ -130,6 +139,27 @@ async def test_envoy_drains_before_the_control_plane_stops(
         assert await in_transaction.read_to_end() == b""
         async with asyncio.timeout(20):
             assert await host.process.wait() == 0
+
+
+async def test_envoy_connects_with_the_certificates_of_the_command(
+    tmp_path: Path, mariadb: MariaDb, ports: Ports
+) -> None:
+    require_supervisor()
+    certificates = tmp_path / "certificates"
+    command = ["certificates", "init", str(certificates), "--control-plane", "127.0.0.1", "--envoy", "single"]
+    init = ChildProcess("init", [*tidevoy_command(), *command], directory=tmp_path)
+    assert await init.wait() == 0, init.output()
+    tls = {
+        "cert": str(certificates / "control-plane.pem"),
+        "key": str(certificates / "control-plane.key"),
+        "client_ca": str(certificates / "ca.pem"),
+    }
+    async with (
+        run_cluster(tmp_path, mariadb) as stack,
+        run_single_host(stack, tmp_path / "single", ports, certificates=certificates, xds_tls=tls) as host,
+        AsyncExitStack() as clients,
+    ):
+        await log_in(clients, host.sql_port)
 
 
 async def test_wrong_settings_end_the_service(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def test_counts_of_the_login_log_are_reported_once_the_log_is_on() -> None:
     report = flush(stream, lines("written", 7), lines("dropped", 3), errors, lines("lost", 1))
     assert (report.login_log, report.dropped_series) == (LoginLogCounts(7, 3, 2), 1)
     assert flush(stream, lines("written", 8)).login_log == LoginLogCounts(8, 3, 2)
+
+
 def test_use_of_limits_is_reported_by_rule() -> None:
     def limit(name: str, value: int, rule: str = "reporting") -> bytes:
         return metric_family(f"tidevoy.limit_{name}", value, gauge=name != "refusals", rule=rule)

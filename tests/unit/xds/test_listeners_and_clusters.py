@@ -149,6 +149,8 @@ def test_live_config_has_the_login_log_if_it_is_on() -> None:
     assert login_log(path="/log/logins") == {"path": "/log/logins", "max_bytes": 100 << 20, "keep": 5}
     expected = {"path": "/dev/stdout", "max_bytes": 0, "keep": 0}
     assert login_log(path="/dev/stdout", max_bytes=0, keep=0) == expected
+
+
 def test_live_config_has_the_limits_of_the_plan() -> None:
     def limits(*plans: LimitPlan) -> Any:
         plan = Plan(limits={limit.rule.name: limit for limit in plans})
