@@ -74,6 +74,7 @@ pub(crate) struct Session {
     keepalive_time_before: Cell<Option<Duration>>,
     /// The error packet that the client gets before its connection closes. Empty: none.
     final_error: RefCell<Vec<u8>>,
+    is_finished: Cell<bool>,
 }
 
 /// The session's network filter.
@@ -108,6 +109,7 @@ impl Session {
             deadline: RefCell::default(),
             keepalive_time_before: Cell::new(None),
             final_error: RefCell::default(),
+            is_finished: Cell::new(false),
         })
     }
 
