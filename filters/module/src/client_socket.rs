@@ -120,6 +120,10 @@ impl ClientConn {
         })
     }
 
+    fn is_finished(&self) -> bool {
+        self.session.get().is_some_and(|session| session.is_ended_by_drain())
+    }
+
     /// The client will send no more bytes. If its login is not complete, the session ends.
     fn on_end_of_stream(&self) -> ReadStep {
         let is_over = self.session.get().is_none_or(|session| {
@@ -160,6 +164,9 @@ impl ClientConn {
             Ok(command) => command,
             Err(why) => return self.reject_command(session, why),
         };
+        if session.try_finish_at_ping(bytes) {
+            return ReadStep::Yield;
+        }
         let is_checked = command.as_ref().is_some_and(|command| command.get(HEADER) == Some(&CHANGE_USER));
         let bytes = command.as_deref().unwrap_or(bytes);
         session.watch_transactions(bytes);
@@ -295,7 +302,7 @@ impl OffloadedConn for ClientConn {
         let is_login = !self.is_established();
         let step = match received.io {
             Io::Done(0) => self.on_end_of_stream(),
-            Io::Done(_) if self.is_rejected.get() => ReadStep::Yield,
+            Io::Done(_) if self.is_rejected.get() || self.is_finished() => ReadStep::Yield,
             Io::Done(length) => self.receive(&buffer[..length], passed),
             Io::WouldBlock => ReadStep::Wait,
             Io::Broken => ReadStep::Close,

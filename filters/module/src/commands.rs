@@ -16,6 +16,8 @@ pub(crate) struct Commands {
     started_at: Option<Instant>,
     /// When the last command ended.
     idle_since: Option<Instant>,
+    /// When the last COM_PING ended.
+    pinged_at: Option<Instant>,
     /// How the node has requested the password itself.
     password_request: Option<PasswordRequest>,
     /// The client has sent COM_QUIT.
@@ -53,6 +55,11 @@ impl Commands {
     /// When the last command ended. None: no command has ended.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
         self.idle_since
+    }
+
+    /// When the last COM_PING ended. None: there was none.
+    pub(crate) fn pinged_at(&self) -> Option<Instant> {
+        self.pinged_at
     }
 
     /// How the node has requested the password itself since the last call.
@@ -118,6 +125,9 @@ impl CommandObserver for CommandRecorder<'_> {
         }
         let now = Instant::now();
         self.commands.idle_since = Some(now);
+        if command == Command::Ping {
+            self.commands.pinged_at = Some(now);
+        }
         // A node runs pipelined commands one after the other.
         let next_started_at = (self.commands.outstanding > 0).then_some(now);
         if let Some(since) = std::mem::replace(&mut self.commands.started_at, next_started_at) {

@@ -22,6 +22,33 @@ const RUNTIME_KEY: &str = "tidevoy.drain";
 /// Time between two looks at all sessions. Most of them end by their own events.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A session that was idle for less time may be in use: its next command could meet the FIN on the way. So it ends by an
+/// event of its own, which [`ClientUse`] chooses.
+const QUIET: Duration = Duration::from_secs(1);
+/// A client that has sent COM_PING this recently validates its connection before each use.
+const VALIDATION_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How the client of an idle session uses its connection: the durations since the last command and the last COM_PING.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClientUse {
+    pub(crate) idle_for: Duration,
+    pub(crate) pinged_before: Option<Duration>,
+}
+
+impl ClientUse {
+    /// Whether the session may end at any time.
+    fn is_quiet(self) -> bool {
+        self.idle_for >= QUIET
+    }
+
+    /// Whether the session may end after the response that the client has just got. If the client validates its
+    /// connection, the session ends at the next COM_PING instead. Then a pool opens another connection, and the
+    /// application sees no error, as it would if the session ended between the COM_PING and the statement.
+    pub(crate) fn may_end_after_response(self) -> bool {
+        self.is_quiet() || self.pinged_before.is_none_or(|before| before >= VALIDATION_INTERVAL)
+    }
+}
+
 /// How far the drain is. The numbers are the values of the gauge `drain_phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -126,7 +153,11 @@ pub(crate) fn end_sessions(worker: &WorkerContext, turn: &Turn) {
     let scans = SCANS.load(Ordering::Relaxed);
     if worker.drain.scans.replace(scans) != scans {
         let mut all = VecDeque::new();
-        worker.sessions.for_each(|session| all.push_back(Rc::downgrade(session)));
+        worker.sessions.for_each(|session| {
+            if phase() == DrainPhase::Closing || session.client_use().is_none_or(ClientUse::is_quiet) {
+                all.push_back(Rc::downgrade(session));
+            }
+        });
         worker.drain.queue.replace(all);
     }
     worker.run_queue(&worker.drain.queue, turn, |_| true, Session::end_if_envoy_drains);
@@ -146,6 +177,21 @@ mod tests {
         assert_eq!([105, 114].map(phase), [DrainPhase::Ending; 2]);
         assert_eq!([115, 1000].map(phase), [DrainPhase::Closing; 2]);
         assert_eq!(phase_at(None, 1000 * SECOND, times), DrainPhase::Serving);
+    }
+
+    #[test]
+    fn sessions_in_use_end_after_a_response_or_at_a_ping() {
+        let client = |idle, pinged_before: Option<u64>| ClientUse {
+            idle_for: Duration::from_millis(idle),
+            pinged_before: pinged_before.map(Duration::from_millis),
+        };
+        assert!(client(1000, Some(1000)).is_quiet());
+        assert!(!client(999, None).is_quiet());
+        assert!(client(0, None).may_end_after_response());
+        assert!(client(0, Some(2000)).may_end_after_response());
+        assert!(!client(0, Some(0)).may_end_after_response()); // the response was that to the COM_PING
+        assert!(!client(0, Some(1999)).may_end_after_response());
+        assert!(client(1000, Some(1999)).may_end_after_response());
     }
 
     #[test]

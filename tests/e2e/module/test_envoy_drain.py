@@ -18,6 +18,7 @@ from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.server import http_client, http_responds
+from sandbox.tidb_sim.packets import MySqlCommand
 from tests.support.controlplane.cli_process import run_tidevoy
 from tests.support.e2e.cluster import CountingClient, counting_client, get_envoys, run_cluster
 from tests.support.tidb_sim_clients import error_code
@@ -194,6 +195,32 @@ async def test_no_statement_runs_without_an_answer(tmp_path: Path, mariadb: Mari
         assert await wait_for_exit(stack) == 0
     written = [row[0] for row in run_sql(mariadb, f"select count from {table} order by writer")]
     assert written == answered
+
+
+async def test_statement_after_an_answered_ping_runs(tmp_path: Path, mariadb: MariaDb) -> None:
+    """Pools validate a connection with COM_PING before they give it to the application."""
+    uses = [0] * WRITERS
+
+    async def use(client: CountingClient, index: int) -> None:
+        """Use the session until a ping is not answered."""
+        while True:
+            try:
+                response = await client.send_command(MySqlCommand.PING)
+            except asyncio.IncompleteReadError:
+                return
+            assert error_code(response) == 0
+            for _ in range(2):  # each in a transaction of its own
+                assert error_code(await client.query("do 1")) == 0
+            uses[index] += 1
+
+    async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
+        connected = [await log_in(clients, stack.sql_port) for _ in range(WRITERS)]
+        async with asyncio.TaskGroup() as group:
+            for index, client in enumerate(connected):
+                group.create_task(use(client, index))
+            await wait_until(lambda: min(uses) >= 10)
+            stack.envoy.process.send_signal(signal.SIGTERM)
+        assert await wait_for_exit(stack) == 0
 
 
 async def test_operator_drains_an_envoy_and_takes_it_back(tmp_path: Path, mariadb: MariaDb) -> None:

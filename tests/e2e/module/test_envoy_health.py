@@ -29,6 +29,8 @@ PROBES = 100_000 if SOAK else 1_000
 MAX_GROWTH_BYTES = 1 << 20
 READY = (200, "ready\n")
 _REQUEST = b"GET /readyz HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n"
+# That of HAProxy's `option httpchk GET /readyz`.
+_HTTP_1_0_REQUEST = b"GET /readyz HTTP/1.0\r\n\r\n"
 
 
 class HealthPort:
@@ -116,13 +118,22 @@ async def test_readiness_survives_the_control_plane_and_ends_with_the_envoy(
             await asyncio.open_connection(host, int(port))
 
 
-async def probe(host: str, port: int) -> bytes:
+async def probe(host: str, port: int, request: bytes = _REQUEST) -> bytes:
     """Probe like a load balancer, with a connection of its own."""
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(_REQUEST)
+    writer.write(request)
     response = await reader.read()
     writer.close()
     return response
+
+
+@pytest.mark.parametrize("module", [True, False])
+async def test_probes_with_http_1_0(module: bool, tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_probed_cluster(tmp_path, mariadb, module=module) as (stack, health):
+        await health.wait_until_ready()
+        host, _, port = stack.control_plane.settings["envoy_health"]["listen"].rpartition(":")
+        response = await probe(host, int(port), _HTTP_1_0_REQUEST)
+        assert response.split(b"\r\n")[0].endswith(b" 200 OK"), response
 
 
 async def test_probes_reach_no_node_and_fill_no_log(tmp_path: Path, mariadb: MariaDb) -> None:

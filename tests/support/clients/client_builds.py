@@ -111,7 +111,7 @@ def _run(
         raise BuildFailed(f"{' '.join(map(str, command))} failed:\n{text[-4000:]}")
 
 
-def _find_tool(program: str, install: str) -> str:
+def find_tool(program: str, install: str) -> str:
     try:
         return find_program(program, "")
     except ProgramMissing:
@@ -120,9 +120,9 @@ def _find_tool(program: str, install: str) -> str:
 
 def _build_python(sources: Path, built: Path) -> None:
     # mysqlclient is available as C source only.
-    _find_tool("mariadb_config", "apt-get install libmariadb-dev")
-    _find_tool("gcc", "apt-get install gcc")
-    _find_tool("pkg-config", "apt-get install pkg-config")
+    find_tool("mariadb_config", "apt-get install libmariadb-dev")
+    find_tool("gcc", "apt-get install gcc")
+    find_tool("pkg-config", "apt-get install pkg-config")
     _run([sys.executable, "-m", "venv", str(built / "venv")], built)
     pip = [str(built / "venv/bin/python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     _run([*pip, "install", "--require-hashes", "-r", str(sources / "requirements.lock")], built)
@@ -142,15 +142,15 @@ def _build_go(sources: Path, built: Path) -> None:
 
 
 def _build_node(sources: Path, built: Path) -> None:
-    npm = _find_tool("npm", "apt-get install nodejs npm")
+    npm = find_tool("npm", "apt-get install nodejs npm")
     for name in ("package.json", "package-lock.json", *(file.name for file in sources.glob("*.mjs"))):
         shutil.copy(sources / name, built)
     _run([npm, "ci", "--silent", "--no-audit", "--no-fund"], built)
 
 
 def _build_java(sources: Path, built: Path) -> None:
-    maven = _find_tool("mvn", "apt-get install maven")
-    javac = _find_tool("javac", "apt-get install default-jdk-headless")
+    maven = find_tool("mvn", "apt-get install maven")
+    javac = find_tool("javac", "apt-get install default-jdk-headless")
     copy = ["dependency:copy-dependencies", f"-DoutputDirectory={built / 'lib'}"]
     _run([maven, "--batch-mode", "--quiet", "--file", sources / "pom.xml", *copy], built)
     files = sorted(sources.glob("*.java"))
@@ -158,7 +158,7 @@ def _build_java(sources: Path, built: Path) -> None:
 
 
 def _build_rust(sources: Path, built: Path) -> None:
-    cargo = _find_tool("cargo", "rustup (rustup.rs)")
+    cargo = find_tool("cargo", "rustup (rustup.rs)")
     # All versions share one target directory, because most of their dependencies are the same.
     target = BUILD_CACHE / "rust"
     _run([cargo, "build", "--quiet", "--release", "--locked"], sources, {"CARGO_TARGET_DIR": str(target)})
@@ -169,10 +169,10 @@ def _build_nothing(_sources: Path, _built: Path) -> None:
     """Debian packages contain the drivers, and the sources run in place."""
 
 
-_PYTHON = ClientBuild("python", ("requirements.lock",), _build_python)
-_GO = ClientBuild("go", ("go.mod", "go.sum", "*.go"), _build_go)
+PYTHON = ClientBuild("python", ("requirements.lock",), _build_python)
+GO = ClientBuild("go", ("go.mod", "go.sum", "*.go"), _build_go)
 _NODE = ClientBuild("node", ("package.json", "package-lock.json", "*.mjs"), _build_node)
-_JAVA = ClientBuild("java", ("pom.xml", "*.java"), _build_java)
+JAVA = ClientBuild("java", ("pom.xml", "*.java"), _build_java)
 _RUST = ClientBuild("rust", ("Cargo.toml", "Cargo.lock", "src/*.rs"), _build_rust)
 _PHP = ClientBuild("php", (), _build_nothing)
 _PERL = ClientBuild("perl", (), _build_nothing)
@@ -194,7 +194,7 @@ def _python_client(name: str, driver: str, unsupported: str, *limits: int) -> Ma
     def command(built: Path) -> list[str]:
         return [str(built / "venv/bin/python"), "-m", "tests.support.clients.python", driver]
 
-    return MatrixClient(name, _PYTHON, command, frozenset(unsupported.split()), *limits)
+    return MatrixClient(name, PYTHON, command, frozenset(unsupported.split()), *limits)
 
 
 def _compiled_client(name: str, client_build: ClientBuild, unsupported: str) -> MatrixClient:
@@ -219,7 +219,7 @@ def _interpreted_client(
 
     def command(_: Path) -> list[str]:
         return [
-            _find_tool(program, f"apt-get install {packages}"),
+            find_tool(program, f"apt-get install {packages}"),
             *options,
             str(client_build.sources / source),
             driver,
@@ -237,12 +237,12 @@ _INTERPRETERS = {
 
 
 def _node_command(driver: str) -> Callable[[Path], list[str]]:
-    return lambda built: [_find_tool("node", "apt-get install nodejs"), str(built / "client.mjs"), driver]
+    return lambda built: [find_tool("node", "apt-get install nodejs"), str(built / "client.mjs"), driver]
 
 
 def _java_command(driver: str) -> Callable[[Path], list[str]]:
     def command(built: Path) -> list[str]:
-        java = _find_tool("java", "apt-get install default-jre-headless")
+        java = find_tool("java", "apt-get install default-jre-headless")
         return [java, "-XX:+UseSerialGC", "-Xmx1g", "-cp", f"{built}:{built}/lib/*", "Client", driver]
 
     return command
@@ -254,7 +254,7 @@ CLIENTS = (
     _python_client("connector-python (C)", "connector-c", "batch cursor", 200_000, 20_000),
     _python_client("connector-python (pure)", "connector-pure", "batch", 20_000, 10_000, 17 << 20),
     _python_client("mysqlclient", "mysqlclient", f"{_PREPARED_STEPS} batch cursor reset"),
-    _compiled_client("go-sql-driver", _GO, "batch cursor change_user reset"),
+    _compiled_client("go-sql-driver", GO, "batch cursor change_user reset"),
     MatrixClient("mysql2", _NODE, _node_command("mysql2"), frozenset({"batch", "cursor"})),
     MatrixClient(
         "mariadb (Node)",
@@ -263,10 +263,10 @@ CLIENTS = (
         frozenset({"cursor", "change_user"}),
         *_SMALL_LIMITS,
     ),
-    MatrixClient("Connector/J", _JAVA, _java_command("mysql")),
+    MatrixClient("Connector/J", JAVA, _java_command("mysql")),
     MatrixClient(
         "MariaDB Connector/J",
-        _JAVA,
+        JAVA,
         _java_command("mariadb"),
         frozenset({"cursor", "change_user", "reset"}),
         *_SMALL_LIMITS,
@@ -297,7 +297,7 @@ NEGOTIATED_COMPRESSING = ("DBD::mysql", "DBD::MariaDB", "mysql2", "mariadb (Node
 
 def main() -> None:
     """Install all clients that have a build. Print an error for each build that fails."""
-    for client_build in (_RUST, _PYTHON, _GO, _JAVA, _NODE):
+    for client_build in (_RUST, PYTHON, GO, JAVA, _NODE):
         try:
             client_build.install()
         except (BuildFailed, ProgramMissing) as error:

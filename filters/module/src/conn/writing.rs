@@ -37,6 +37,7 @@ pub(super) struct SendingSide {
     pub(super) unreported: Cell<usize>,
     /// A write has failed, because the connection is broken.
     pub(super) is_broken: Cell<bool>,
+    pub(super) is_corked: Cell<bool>,
 }
 
 impl Conn {
@@ -230,6 +231,17 @@ impl Conn {
             Io::Done(_) => Io::Done(self.remove_sealed()),
             other => other,
         }
+    }
+
+    /// Holds back what is sent next, so that [`Self::finish`] can send the FIN in the same segment. Must be lifted soon.
+    pub(crate) fn set_cork(&self, is_corked: bool) {
+        if self.sending.is_corked.replace(is_corked) != is_corked {
+            self.socket.set_cork(is_corked);
+        }
+    }
+
+    pub(crate) fn is_corked(&self) -> bool {
+        self.sending.is_corked.get()
     }
 
     /// Ends the sending side of TLS and TCP, once. Bytes that do not fit now are dropped.

@@ -9,9 +9,12 @@ use super::lifecycle::Event;
 use super::traffic::Traffic;
 use super::{METADATA, Session, SessionPhase};
 use crate::deadlines::{Deadline, DeadlineOwner};
-use crate::envoy_drain::{self, DrainPhase};
+use crate::envoy_drain::{self, ClientUse, DrainPhase};
 use crate::live_config;
 use crate::panics::{CloseAfterPanic, PANIC_REASON, run_guarded};
+
+/// COM_PING with its header.
+const PING: [u8; 5] = [1, 0, 0, 0, 0x0e];
 
 impl Session {
     /// Replaces the deadline.
@@ -57,11 +60,12 @@ impl Session {
         }
     }
 
-    /// Ends the session if this Envoy drains, as soon as nothing is lost by that: a client that logs in gets an error, an
+    /// Ends the session if this Envoy drains, and nothing is lost by that: a client that logs in gets an error, an
     /// idle session just ends, and a transaction or a running command continues until the drain's timeout.
     pub(crate) fn end_if_envoy_drains(self: &Rc<Self>) {
         let drain = envoy_drain::phase();
         match self.phase() {
+            SessionPhase::Established if self.is_ended_by_drain() => self.close_now("envoy_drain"),
             _ if drain < DrainPhase::Ending => {}
             SessionPhase::Waiting | SessionPhase::Connecting | SessionPhase::Login | SessionPhase::LoginFailover => {
                 self.close(ProxyError::EnvoyDraining);
@@ -76,6 +80,34 @@ impl Session {
             }
             SessionPhase::Established | SessionPhase::Rejected | SessionPhase::NodeClosed | SessionPhase::Closed => {}
         }
+    }
+
+    /// Ends the session instead of answering these bytes of the client, if they are a COM_PING and this Envoy drains.
+    /// Returns whether it does.
+    pub(crate) fn try_finish_at_ping(self: &Rc<Self>, bytes: &[u8]) -> bool {
+        let may_finish = bytes == PING && envoy_drain::is_ending() && self.may_end_now();
+        if may_finish {
+            self.finish_in_drain();
+        }
+        may_finish
+    }
+
+    /// Whether the session may end with the response that is held back.
+    pub(super) fn may_end_after_response(&self) -> bool {
+        self.may_end_now() && self.client_use().is_some_and(ClientUse::may_end_after_response)
+    }
+
+    /// Sends the FIN at once, in the segment of the response, so that the client has it before it sends another command.
+    /// Envoy closes the connection in the worker's next turn.
+    pub(super) fn finish_in_drain(self: &Rc<Self>) {
+        self.is_ended_by_drain.set(true);
+        self.client.finish();
+        envoy_drain::enqueue(self);
+    }
+
+    /// Whether the drain of this Envoy has ended the session. What the client still sends is ignored.
+    pub(crate) fn is_ended_by_drain(&self) -> bool {
+        self.is_ended_by_drain.get()
     }
 
     /// Whether the session is idle, has no transaction, the client has got all responses, and no command of the client

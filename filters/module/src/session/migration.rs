@@ -175,9 +175,17 @@ impl Session {
     /// All received bytes have been forwarded. If the session is to migrate and is idle, advances the migration. If
     /// this Envoy drains, an idle session ends.
     pub(crate) fn on_quiescent(self: &Rc<Self>) {
-        if envoy_drain::is_ending() && self.may_end_now() {
-            envoy_drain::enqueue(self);
+        if self.is_ended_by_drain() {
             return;
+        }
+        if self.client.is_corked() {
+            if envoy_drain::is_ending() && self.may_end_after_response() {
+                self.finish_in_drain();
+                return;
+            }
+            if !self.client.has_unsent() {
+                self.client.set_cork(false);
+            }
         }
         if self.has_quit() {
             if let Some(driver) = self.migration.driver().filter(|driver| !driver.is_client_held()) {

@@ -14,6 +14,7 @@ use super::Session;
 use super::assigned_node::{AssignedNode, CountedState};
 use super::token_plugin_scan::TokenPluginScan;
 use crate::commands::{CommandRecorder, Commands, IdentityChange};
+use crate::envoy_drain::{self, ClientUse};
 use crate::migration_scheduler;
 use crate::node::{self, LoginFailure, SessionState};
 
@@ -72,6 +73,14 @@ impl Traffic {
         self.commands.idle_since().unwrap_or(self.established_at)
     }
 
+    /// How the client uses the connection.
+    fn client_use(&self) -> ClientUse {
+        ClientUse {
+            idle_for: self.last_command_ended_at().elapsed(),
+            pinged_before: self.commands.pinged_at().map(|at| at.elapsed()),
+        }
+    }
+
     /// Whether a command runs, as far as the module knows.
     pub(super) fn is_busy(&self) -> bool {
         match self.tracker.state() {
@@ -117,6 +126,11 @@ impl Session {
         self.traffic.borrow_mut().as_mut().map(run)
     }
 
+    /// None: the session is not established yet.
+    pub(crate) fn client_use(&self) -> Option<ClientUse> {
+        self.with_traffic(|traffic| traffic.client_use())
+    }
+
     /// Tracks bytes of the client. `is_checked`: the bytes are a change of user that has passed the module's checks.
     ///
     /// # Errors
@@ -147,6 +161,9 @@ impl Session {
     /// Tracks bytes of the node, up to a response to COM_PING that follows other responses. Returns how many bytes it
     /// has tracked, and whether these go to the client.
     pub(crate) fn on_node_bytes(&self, bytes: &[u8]) -> (usize, PassDecision) {
+        if envoy_drain::is_ending() {
+            self.client.set_cork(true); // the session may end with this response
+        }
         let (taken, change, change_user, request, may_expose) = {
             let (mut traffic, node) = (self.traffic.borrow_mut(), self.node.borrow());
             let (Some(traffic), Some(assigned)) = (&mut *traffic, &*node) else {

@@ -64,6 +64,13 @@ type line struct {
 }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == "pool" {
+		if err := runPool(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	p, err := readPlan()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
