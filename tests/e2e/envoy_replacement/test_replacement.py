@@ -379,7 +379,8 @@ async def test_replacement_applies_settings_for_new_envoys(one_node_cluster: Loc
     ):
         rejected = await run_tidevoy(one_node_cluster.control_plane.api_url, "envoys", "forget", envoy)
         assert (rejected.exit_code, reason in rejected.stderr) == (1, True), rejected.stderr
-    changed = await reload_settings(one_node_cluster, sql={"access_log": "/dev/null"})
+    sql = {**one_node_cluster.control_plane.settings["sql"], "access_log": "/dev/null"}
+    changed = await reload_settings(one_node_cluster, sql=sql)
     assert changed["needs_new_envoys"] == ["sql.access_log"]
 
     async def stale_resources(envoy: str) -> list[str]:
