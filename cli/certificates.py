@@ -64,8 +64,8 @@ def init(
     validity = Validity(timedelta(days=days), timedelta(days=ca_days))
     initialization = Initialization(files, datetime.now(UTC), validity)
     with files.locked(create=True):
-        results = _print_each(initialization.run(control_plane or [], envoy or []), as_json=as_json)
-        usage = _Usage(files)
+        results = _run_and_print(initialization.run(control_plane or [], envoy or []), as_json=as_json)
+        usage = _ConfigSnippets(files)
     if as_json:
         show_json({"files": results, **usage.as_json()})
     else:
@@ -84,8 +84,8 @@ def renew(
     new_ca: Annotated[
         bool,
         typer.Option(
-            "--new-ca",
-            help="Issue all certificates by the new CA, which an earlier call made because the old one"
+            "--use-new-ca",
+            help="Issue all certificates with the new CA that an earlier call created because the old one"
             " expires. First copy ca.pem to all machines.",
         ),
     ] = False,
@@ -105,7 +105,7 @@ def renew(
     renewal = Renewal(files, datetime.now(UTC), validity)
     with files.locked():
         renewing = renewal.run(timedelta(seconds=within), renew_all=renew_all, use_new_ca=new_ca)
-        results = _print_each(renewing, as_json=as_json)
+        results = _run_and_print(renewing, as_json=as_json)
     steps = _next_steps(results, renewal.rollover, files)
     if as_json:
         show_json({"files": results, "steps": steps})
@@ -163,7 +163,7 @@ def _problem(leaf: Leaf) -> str:
     return "the key does not match; `tidevoy certificates renew` replaces both" if leaf.is_mismatched else ""
 
 
-def _print_each(results: Iterable[FileResult], *, as_json: bool) -> list[dict[str, Any]]:
+def _run_and_print(results: Iterable[FileResult], *, as_json: bool) -> list[dict[str, Any]]:
     """Run the operation and return what it did. Print each file as soon as it is complete."""
     from cli.certificate_authority.names import common_name, format_names, names_of
 
@@ -204,7 +204,7 @@ def _next_steps(
             " only when it starts, so replace it (`tidevoy envoys replace`) or restart it."
         )
     if rollover in (Rollover.MAKE_NEW_CA, Rollover.WAIT):
-        command = shlex.join(["tidevoy", "certificates", "renew", str(files.path), "--new-ca"])
+        command = shlex.join(["tidevoy", "certificates", "renew", str(files.path), "--use-new-ca"])
         steps.append(
             f"The CA expires soon, and {CA_FILE} contains its successor, which is not used yet. Copy"
             f" {CA_FILE} to the machines of all control planes and Envoys, replace or restart each Envoy, and"
@@ -213,7 +213,7 @@ def _next_steps(
     return steps
 
 
-class _Usage:
+class _ConfigSnippets:
     """How control planes and Envoys use the files."""
 
     def __init__(self, files: CertificateDirectory) -> None:

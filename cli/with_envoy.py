@@ -44,7 +44,7 @@ class EnvoyFiles:
 
     @property
     def command(self) -> list[str]:
-        """The command that runs the Envoy. Hot restart is off: it needs a second Envoy."""
+        """The command that runs the Envoy. Hot restart is off, since the service runs only one Envoy."""
         options = ("--config-path", str(self.bootstrap), "--disable-hot-restart")
         return [str(self.supervisor), str(self.envoy), *options]
 
@@ -116,12 +116,12 @@ def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-class _Part:
+class _ServiceProcess:
     """One of the two processes, while it runs."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._started_at = time.monotonic()
-        self.is_ready = False  # it handles SIGHUP
+        self.handles_reload = False
         # Both write to standard error, as without this process.
         self.process = GuardedProcess(command, "process", output=sys.stderr.fileno(), env=os.environ)
 
@@ -145,8 +145,8 @@ class _Service:
         self._control_plane_command = control_plane
         self._xds_address, self._files, self._write_bootstrap = xds_address, files, write_bootstrap
         self._stopping = asyncio.Event()
-        self._envoy: _Part | None = None
-        self._control_plane: _Part | None = None
+        self._envoy: _ServiceProcess | None = None
+        self._control_plane: _ServiceProcess | None = None
 
     def on_stop_signal(self) -> None:
         """Begin to stop. A second signal stops the Envoy at once."""
@@ -156,24 +156,24 @@ class _Service:
 
     def on_reload_signal(self) -> None:
         """Let the control plane reload its configuration. While it starts, it reads the file anyway."""
-        if self._control_plane is not None and self._control_plane.is_ready:
+        if self._control_plane is not None and self._control_plane.handles_reload:
             self._control_plane.process.signal_group(signal.SIGHUP)
 
     async def run(self) -> int:
-        self._control_plane = _Part(self._control_plane_command)
+        self._control_plane = _ServiceProcess(self._control_plane_command)
         if (code := await self._wait_for_xds_port(self._control_plane)) is not None:
             return code
-        keeping = asyncio.create_task(self._keep_control_plane())
+        control_plane_task = asyncio.create_task(self._keep_control_plane())
         try:
-            code = await self._keep_envoy()
+            code = await self._run_envoy_until_stopped()
             print_note("the Envoy has ended; stopping the control plane")
         finally:
-            keeping.cancel()
+            control_plane_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await keeping
+                await control_plane_task
         return _exit_code(code)
 
-    async def _wait_for_xds_port(self, control_plane: _Part) -> int | None:
+    async def _wait_for_xds_port(self, control_plane: _ServiceProcess) -> int | None:
         """Wait until Envoys can connect. Return the exit code if the control plane or the service ends."""
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while not await _accepts(self._xds_address):
@@ -189,15 +189,15 @@ class _Service:
                     f" {_START_TIMEOUT_SECONDS:g} s"
                 )
             await asyncio.sleep(_POLL_SECONDS)
-        control_plane.is_ready = True
+        control_plane.handles_reload = True
         return None
 
-    async def _keep_envoy(self) -> int:
+    async def _run_envoy_until_stopped(self) -> int:
         """Run the Envoy, and restart it if it ends, until the service is stopped. Return its exit code."""
         code = failures = 0
         while not self._stopping.is_set():
             try:
-                self._envoy = envoy = _Part(self._files.command)
+                self._envoy = envoy = _ServiceProcess(self._files.command)
             except OSError as error:  # for example no memory
                 failures += 1
                 await self._pause_envoy(f"the Envoy cannot be started: {error}", failures)
@@ -239,18 +239,18 @@ class _Service:
     async def _restart_control_plane(self) -> None:
         while True:
             try:
-                self._control_plane = _Part(self._control_plane_command)
+                self._control_plane = _ServiceProcess(self._control_plane_command)
                 break
             except OSError as error:  # for example no memory
                 print_note(f"the control plane cannot be started: {error}")
                 await asyncio.sleep(_MAX_RESTART_DELAY_SECONDS)
         while not self._control_plane.process.has_ended:
             if await _accepts(self._xds_address):
-                self._control_plane.is_ready = True
+                self._control_plane.handles_reload = True
                 break
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _stop_control_plane(self, control_plane: _Part) -> None:
+    async def _stop_control_plane(self, control_plane: _ServiceProcess) -> None:
         control_plane.process.signal_group(signal.SIGTERM)
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_SECONDS):

@@ -23,7 +23,7 @@ from controlplane.model.traffic import ModuleReport
 _DEMAND_WEIGHT = 8
 # A module counts once a second, and a report may contain counts of the report before.
 _COUNT_LAG_SECONDS, _MIN_REPORT_INTERVAL_SECONDS = 1.5, 1.0
-# After a change, quotas stay until all reports show it, and for this long, unless the rules or the Envoys
+# How long quotas stay unchanged after all reports show the last change, unless the rules or the Envoys
 # change: each change is sent to all Envoys.
 _PAUSE_SECONDS = 1.0
 # What an Envoy may use before its first report changes only by more than this number, and by more than this
@@ -52,7 +52,7 @@ def plan_limits(inputs: Inputs, *, may_raise: bool = True) -> Mapping[str, Limit
     reports = {report.instance: report for report in facts.module_reports.values() if report.instance}
     silent = frozenset(name for name, r in reports.items() if r.at < inputs.reports_stale_before)
     report_lag = _COUNT_LAG_SECONDS + max(_MIN_REPORT_INTERVAL_SECONDS, policy.report_interval)
-    # Before that, the Envoys may have got quotas that are newer than the previous plan here.
+    # Soon after the start, Envoys may still enforce quotas of a newer plan than the one that was loaded here.
     may_raise = may_raise and inputs.now >= facts.observing_since + report_lag + _PAUSE_SECONDS
     newcomers = _newcomers(facts)
     is_complete = not newcomers and inputs.now >= facts.observing_since + policy.reconnect_grace
@@ -77,7 +77,8 @@ def assign_quotas(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the quotas that the Envoys should have, and those that they may get now, by instance.
 
-    If the present quotas do not exceed the limit, neither do the larger of present and next quotas together.
+    If the present quotas do not exceed the limit, then neither does the sum of max(present, next) over all
+    Envoys. So it does not matter when each Envoy applies its new quota.
     """
     targets = _fair_quotas(limit, envoys)
     in_use = {name: max(usage.quota, usage.connections) for name, usage in envoys.items()}
@@ -144,7 +145,8 @@ def _usages(
     """Return what each Envoy process uses of a limit.
 
     `report_lag`: a report shows the state of an Envoy at most this many seconds before.
-    `is_complete`: all Envoys have reported, so an Envoy process of the previous plan that has not has ended.
+    `is_complete`: all running Envoys have reported; so a process of the previous plan without a report no
+    longer runs.
     """
     before = previous or LimitPlan(rule)
     in_force = {**before.quotas, **before.in_force}

@@ -162,8 +162,9 @@ impl Rule {
         self.usage.refusals.fetch_add(1, Ordering::Relaxed);
         let name = &self.definition.name;
         let log = self.usage.must_log(clock::now()).then(|| {
-            let quota = self.quota.map_or(String::new(), |quota| format!("; this Envoy may have {quota} connections"));
-            format!("clients are refused: {} of the limit {name} ({limit} over all Envoys{quota})", error.name())
+            let quota = self.quota.map_or(String::new(), |quota| format!("; quota of this Envoy {quota}"));
+            let reason = error.name();
+            format!("clients are refused by the rule {name} (limit {limit} over all Envoys{quota}; reason {reason})")
         });
         let user = self.definition.user.as_deref().unwrap_or_default();
         Refusal { error, text: error.limit_text(name, limit, user), log }

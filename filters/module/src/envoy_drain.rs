@@ -19,7 +19,7 @@ use crate::{readiness, wakers};
 
 /// The key of Envoy's runtime.
 const RUNTIME_KEY: &str = "tidevoy.drain";
-/// Time between two looks at all sessions. Most of them end by their own events.
+/// Time between two scans of all sessions. Most of them end by their own events.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A session that was idle for less time may be in use: its next command could meet the FIN on the way. So it ends by an
@@ -49,7 +49,7 @@ impl ClientUse {
     }
 }
 
-/// How far the drain is. The numbers are the values of the gauge `drain_phase`.
+/// The phase of the drain. The numbers are the values of the gauge `drain_phase`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum DrainPhase {
@@ -77,16 +77,16 @@ impl DrainPhase {
 }
 
 static PHASE: AtomicU8 = AtomicU8::new(DrainPhase::Serving as u8);
-/// How often the workers were asked to look at all of their sessions.
+/// How often the workers were asked to scan all of their sessions.
 static SCANS: AtomicU64 = AtomicU64::new(0);
 
-/// How far the drain is. Called after each event of a session, so it must be cheap.
+/// The phase of the drain. Called after each event of a session, so it must be cheap.
 pub(crate) fn phase() -> DrainPhase {
     DrainPhase::ALL[usize::from(PHASE.load(Ordering::Relaxed)) % DrainPhase::ALL.len()]
 }
 
 /// Whether sessions must end.
-pub(crate) fn is_ending() -> bool {
+pub(crate) fn must_end_sessions() -> bool {
     phase() >= DrainPhase::Ending
 }
 
@@ -103,14 +103,14 @@ fn phase_at(began_at: Option<Duration>, now: Duration, times: DrainTimes) -> Dra
     }
 }
 
-/// The course of the drain, on Envoy's main thread.
+/// Decides the phase of the drain, on Envoy's main thread.
 #[derive(Default)]
-pub(crate) struct DrainCourse {
+pub(crate) struct DrainController {
     began_at: Cell<Option<Duration>>,
     scanned_at: Cell<Option<Duration>>,
 }
 
-impl DrainCourse {
+impl DrainController {
     /// Sets the phase, and asks the workers to end sessions. Called at each tick.
     pub(crate) fn tick(&self, now: Duration) {
         let is_requested = envoy_abi::runtime::boolean(RUNTIME_KEY, false) || live_config::is_drain_requested();

@@ -94,7 +94,7 @@ impl Drop for ClientSlot {
 impl NetworkFilter for SessionFilter {
     fn on_new_connection(&self) -> bool {
         self.session.attach_filter(self.filter.clone(), live_config::limits(), self.has_access_log);
-        if envoy_drain::is_ending() {
+        if envoy_drain::must_end_sessions() {
             self.session.close(ProxyError::EnvoyDraining);
             return false;
         }

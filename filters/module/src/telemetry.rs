@@ -12,7 +12,7 @@ use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
 use crate::ejection::EjectReason;
-use crate::envoy_drain::DrainCourse;
+use crate::envoy_drain::DrainController;
 use crate::node::{
     self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, LoginFailure, MIGRATION_RESULTS, PINNED,
     SessionState, SharedNode,
@@ -64,7 +64,7 @@ pub(crate) struct Reporter {
     states_bytes: Gauge,
     clients: Gauge,
     drain_phase: Gauge,
-    drain: DrainCourse,
+    drain: DrainController,
     login_log_lines: Counter,
     login_log_write_errors: Counter,
     limit_connections: Gauge,
@@ -106,7 +106,7 @@ impl Reporter {
             states_bytes: metrics.gauge("states_bytes", &[])?,
             clients: metrics.gauge("clients", &[])?,
             drain_phase: metrics.gauge("drain_phase", &[])?,
-            drain: DrainCourse::default(),
+            drain: DrainController::default(),
             login_log_lines: metrics.counter("login_log_lines", &["result"])?,
             login_log_write_errors: metrics.counter("login_log_write_errors", &[])?,
             limit_connections: metrics.gauge("limit_connections", &["rule"])?,

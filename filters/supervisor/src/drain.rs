@@ -3,16 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How long Envoy's admin port may fail, in a row, before the module was asked to drain Envoy.
-const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long Envoy's admin port may fail, in a row, until the module has been asked to drain Envoy.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may fail afterwards. The module continues meanwhile: Envoy's main thread may only be busy.
-const WATCH_PATIENCE: Duration = Duration::from_secs(60);
-/// How long the module may take to begin the drain. It looks ten times a second.
-const BEGIN_PATIENCE: Duration = Duration::from_secs(2);
+const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long the module may take to begin the drain. It checks for a request ten times a second.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the module may take to close the last sessions.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long Envoy still runs when no client is left. Its kernel may still send them their last bytes, and drops these
-/// when the network of a container is removed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long Envoy still runs after its last client has left: the kernel may still be sending the last bytes of closed
+/// connections, and they are lost if the container's network is removed before.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// The gauges of the module. None: Envoy has no such gauge.
@@ -39,7 +39,7 @@ impl Gauges {
 pub(crate) enum StopReason {
     /// All clients have left.
     Drained,
-    /// The timeout of the drain has passed.
+    /// The module has not closed these clients in time, although the drain's timeout has passed.
     ClientsLeft(u64),
     /// A second signal has come.
     Forced,
@@ -86,16 +86,16 @@ pub(crate) struct Drain {
 impl Drain {
     /// What to do next.
     pub(crate) fn next(&self, now: Duration) -> Action {
-        let is_over = |since: Option<Duration>, patience| since.is_some_and(|since| now >= since + patience);
+        let is_over = |since: Option<Duration>, timeout| since.is_some_and(|since| now >= since + timeout);
         let Some(requested_at) = self.requested_at else { return Action::RequestDrain };
         match self.gauges.drain_phase {
             // The request was withdrawn, but the signal to stop was not.
             Some(0) if self.has_begun => Action::RequestDrain,
-            None | Some(0) if now >= requested_at + BEGIN_PATIENCE => Action::Stop(StopReason::NotDrainable),
+            None | Some(0) if now >= requested_at + BEGIN_TIMEOUT => Action::Stop(StopReason::NotDrainable),
             None | Some(0 | 1) => Action::ReadGauges,
             Some(_) if !self.has_closed_listeners => Action::CloseListeners,
             Some(_) if is_over(self.empty_since, LINGER) => Action::Stop(StopReason::Drained),
-            Some(_) if is_over(self.closing_since, CLOSE_PATIENCE) => {
+            Some(_) if is_over(self.closing_since, CLOSE_TIMEOUT) => {
                 Action::Stop(StopReason::ClientsLeft(self.gauges.clients.unwrap_or_default()))
             }
             Some(_) => Action::ReadGauges,
@@ -130,8 +130,8 @@ impl Drain {
     /// The admin port has failed. Some: it has failed for too long.
     pub(crate) fn on_failure(&mut self, now: Duration, error: &dyn fmt::Display) -> Option<StopReason> {
         let since = *self.failing_since.get_or_insert(now);
-        let patience = if self.requested_at.is_some() { WATCH_PATIENCE } else { REQUEST_PATIENCE };
-        (now >= since + patience).then(|| StopReason::AdminFails(error.to_string()))
+        let timeout = if self.requested_at.is_some() { WATCH_TIMEOUT } else { REQUEST_TIMEOUT };
+        (now >= since + timeout).then(|| StopReason::AdminFails(error.to_string()))
     }
 
     /// How many clients Envoy had when it was last asked.

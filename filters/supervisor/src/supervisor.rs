@@ -18,12 +18,12 @@ use crate::admin::{AdminError, AdminPort};
 use crate::drain::{Action, Drain, StopReason};
 
 const ADMIN_OPTION: &str = "--admin-address-path";
-/// Time between two looks at an Envoy that starts or stops.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Time between two looks at a running Envoy: nothing is to be done.
-const IDLE_INTERVAL: Duration = Duration::from_secs(3600);
+/// Time between two polls of an Envoy that starts or stops.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// A running Envoy is not polled once the address of its admin port is known.
+const NO_POLL_INTERVAL: Duration = Duration::from_secs(3600);
 /// How long Envoy may take to exit after SIGTERM.
-const EXIT_PATIENCE: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SupervisorError {
@@ -75,10 +75,10 @@ struct Supervisor {
 
 impl Supervisor {
     fn supervise(mut self, signals: &Receiver<i32>) -> Result<u8, SupervisorError> {
-        let mut next_look = Instant::now();
+        let mut next_poll = Instant::now();
         loop {
             // Absolute, so that many signals do not postpone it.
-            match signals.recv_timeout(next_look.saturating_duration_since(Instant::now())) {
+            match signals.recv_timeout(next_poll.saturating_duration_since(Instant::now())) {
                 Ok(SIGCHLD) => {
                     if let Some(code) = self.reap().map_err(SupervisorError::NoWait)? {
                         return Ok(code);
@@ -86,21 +86,22 @@ impl Supervisor {
                 }
                 Ok(signal @ (SIGTERM | SIGINT)) => {
                     self.on_stop_signal(signal);
-                    next_look = Instant::now();
+                    next_poll = Instant::now();
                 }
                 Ok(signal) => self.signal_envoy(signal),
                 Err(_) => {
                     self.advance();
-                    next_look = Instant::now() + self.look_interval();
+                    next_poll = Instant::now() + self.poll_interval();
                 }
             }
         }
     }
 
-    fn look_interval(&mut self) -> Duration {
+    /// Also reads the address of the admin port early, while its file is certainly there.
+    fn poll_interval(&mut self) -> Duration {
         match self.stage {
-            Stage::Running if self.admin.find_address().is_ok() => IDLE_INTERVAL,
-            Stage::Running | Stage::Draining { .. } | Stage::Stopping { .. } => LOOK_INTERVAL,
+            Stage::Running if self.admin.find_address().is_ok() => NO_POLL_INTERVAL,
+            Stage::Running | Stage::Draining { .. } | Stage::Stopping { .. } => POLL_INTERVAL,
         }
     }
 
@@ -117,7 +118,7 @@ impl Supervisor {
 
     fn on_stop_signal(&mut self, signal: i32) {
         if let Stage::Running = self.stage {
-            say(&format!("signal {signal}: draining Envoy; a second signal stops it at once"));
+            log(&format!("signal {signal}: draining Envoy; a second signal stops it at once"));
             self.stage = Stage::Draining { drain: Drain::default(), since: Instant::now() };
         } else {
             self.stop(&StopReason::Forced);
@@ -134,8 +135,8 @@ impl Supervisor {
                 }
             }
             Stage::Stopping { since } => {
-                if since.elapsed() >= EXIT_PATIENCE {
-                    say("Envoy has not stopped; killing it");
+                if since.elapsed() >= EXIT_TIMEOUT {
+                    log("Envoy has not stopped; killing it");
                     self.stage = Stage::Stopping { since: Instant::now() };
                     self.signal_envoy(Signal::KILL.as_raw());
                 }
@@ -144,7 +145,7 @@ impl Supervisor {
     }
 
     fn stop(&mut self, reason: &StopReason) {
-        say(&reason.to_string());
+        log(&reason.to_string());
         self.stage = Stage::Stopping { since: Instant::now() };
         self.signal_envoy(SIGTERM);
     }
@@ -165,7 +166,7 @@ fn advance_drain(drain: &mut Drain, admin: &mut AdminPort, now: Duration) -> Opt
         Action::ReadGauges => admin.gauges().map(|gauges| drain.on_gauges(now, gauges)),
         Action::CloseListeners => admin.close_listeners().map(|()| {
             drain.on_listeners_closed();
-            say(&format!("Envoy closes its ports; clients that are left: {}", drain.clients()));
+            log(&format!("Envoy closes its ports; clients that are left: {}", drain.clients()));
         }),
     };
     match result {
@@ -176,7 +177,7 @@ fn advance_drain(drain: &mut Drain, admin: &mut AdminPort, now: Duration) -> Opt
     }
 }
 
-fn say(text: &str) {
+fn log(text: &str) {
     eprintln!("tidevoy-envoy: {text}");
 }
 
@@ -199,7 +200,7 @@ fn raise_file_limit() {
     let _ = process::setrlimit(Resource::Nofile, process::Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// A thread passes signals on. Handlers, and no mask, because Envoy would inherit a mask.
+/// Receives signals by handlers, since Envoy would inherit blocked signals. A thread passes them on.
 fn receive_signals() -> io::Result<Receiver<i32>> {
     let mut signals = Signals::new([SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])?;
     let (sender, receiver) = mpsc::channel();

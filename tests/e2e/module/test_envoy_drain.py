@@ -45,8 +45,8 @@ async def run_supervised(
             yield stack, f"http://{health}"
 
 
-async def log_in(stack: AsyncExitStack, port: int) -> CountingClient:
-    client = await stack.enter_async_context(counting_client(port))
+async def log_in(clients: AsyncExitStack, port: int) -> CountingClient:
+    client = await clients.enter_async_context(counting_client(port))
     assert error_code(await client.log_in()) == 0
     return client
 
@@ -223,7 +223,7 @@ async def test_statement_after_an_answered_ping_runs(tmp_path: Path, mariadb: Ma
         assert await wait_for_exit(stack) == 0
 
 
-async def test_operator_drains_an_envoy_and_takes_it_back(tmp_path: Path, mariadb: MariaDb) -> None:
+async def test_operator_drains_an_envoy_and_ends_the_drain(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_supervised(tmp_path, mariadb) as (stack, health), AsyncExitStack() as clients:
         idle, in_transaction = [await log_in(clients, stack.sql_port) for _ in range(2)]
         await begin(in_transaction)

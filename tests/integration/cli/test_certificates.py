@@ -128,7 +128,7 @@ async def test_envoys_and_control_plane_use_the_files(
         # A new CA. The Envoy zone a/2, which has read ca.pem before that, keeps its stream.
         await view.renew(directory, "--within", "4000d")
         await view.restart(envoys["envoy-1"], "envoy-1")
-        await view.renew(directory, "--new-ca")
+        await view.renew(directory, "--use-new-ca")
         last = await view.restart(envoys["envoy-1"], "envoy-1")
         assert await view.connected_since() == {**connected_since, "envoy-1": last}
         await view.restart(envoys["zone a/2"], "zone a/2")

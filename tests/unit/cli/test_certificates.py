@@ -81,7 +81,7 @@ def test_renew_is_quiet_without_work_and_says_what_to_do_after_work(
         ("ca-new.key", "created"),
         ("ca.pem", "added"),
     ]
-    command = f"tidevoy certificates renew {shlex.quote(str(directory))} --new-ca"
+    command = f"tidevoy certificates renew {shlex.quote(str(directory))} --use-new-ca"
     assert f"then run `{command}`" in result["steps"][-1]
     assert run(["certificates", "renew", str(directory)]) == 0
     assert "\n* The CA expires soon, and ca.pem contains its successor" in capsys.readouterr().out

@@ -85,7 +85,7 @@ impl Session {
     /// Ends the session instead of answering these bytes of the client, if they are a COM_PING and this Envoy drains.
     /// Returns whether it does.
     pub(crate) fn try_finish_at_ping(self: &Rc<Self>, bytes: &[u8]) -> bool {
-        let may_finish = bytes == PING && envoy_drain::is_ending() && self.may_end_now();
+        let may_finish = bytes == PING && envoy_drain::must_end_sessions() && self.may_end_now();
         if may_finish {
             self.finish_in_drain();
         }

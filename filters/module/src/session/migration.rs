@@ -179,7 +179,7 @@ impl Session {
             return;
         }
         if self.client.is_corked() {
-            if envoy_drain::is_ending() && self.may_end_after_response() {
+            if envoy_drain::must_end_sessions() && self.may_end_after_response() {
                 self.finish_in_drain();
                 return;
             }

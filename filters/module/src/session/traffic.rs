@@ -161,7 +161,7 @@ impl Session {
     /// Tracks bytes of the node, up to a response to COM_PING that follows other responses. Returns how many bytes it
     /// has tracked, and whether these go to the client.
     pub(crate) fn on_node_bytes(&self, bytes: &[u8]) -> (usize, PassDecision) {
-        if envoy_drain::is_ending() {
+        if envoy_drain::must_end_sessions() {
             self.client.set_cork(true); // the session may end with this response
         }
         let (taken, change, change_user, request, may_expose) = {
