@@ -39,6 +39,14 @@ class EnvoyUsage(NamedTuple):
     quota: int  # the connections that it may have at present, whatever is published now
     needs_more: bool = False  # its quota has refused connections recently
     is_reachable: bool = True  # False: its quota cannot change now
+    is_ending: bool = False  # it accepts no connection any more
+
+    @property
+    def claimed(self) -> int:
+        """The connections that it may have at present."""
+        if self.is_ending and not self.is_reachable:
+            return self.connections  # it has probably ended
+        return max(self.quota, self.connections)
 
 
 def plan_limits(inputs: Inputs, *, may_raise: bool = True) -> Mapping[str, LimitPlan]:
@@ -56,12 +64,14 @@ def plan_limits(inputs: Inputs, *, may_raise: bool = True) -> Mapping[str, Limit
     may_raise = may_raise and inputs.now >= facts.observing_since + report_lag + _PAUSE_SECONDS
     newcomers = _newcomers(facts)
     is_complete = not newcomers and inputs.now >= facts.observing_since + policy.reconnect_grace
-    envoys = max(1, len(reports) - len(silent) + newcomers)
+    ended = sum(reports[name].is_ending for name in silent)
+    envoys = max(1, len(reports) - ended + newcomers)
     return {
         rule.name: _plan_limit(
             rule,
             previous.get(rule.name),
             _usages(rule, previous.get(rule.name), reports, silent, report_lag, is_complete=is_complete),
+            {instance: report.envoy for instance, report in reports.items()},
             newcomers,
             envoys,
             inputs.now,
@@ -81,7 +91,7 @@ def assign_quotas(
     Envoys. So it does not matter when each Envoy applies its new quota.
     """
     targets = _fair_quotas(limit, envoys)
-    in_use = {name: max(usage.quota, usage.connections) for name, usage in envoys.items()}
+    in_use = {name: usage.claimed for name, usage in envoys.items()}
     wanted = {name: target - in_use[name] for name, target in targets.items() if target > in_use[name]}
     available = min(limit - sum(in_use.values()), sum(wanted.values())) if may_raise else 0
     raises = _apportion(max(0, available), wanted, [name for name in _by_need(envoys) if name in wanted])
@@ -91,9 +101,7 @@ def assign_quotas(
 
 
 def _fair_quotas(limit: int, envoys: Mapping[str, EnvoyUsage]) -> dict[str, int]:
-    held = {
-        name: u.connections if u.is_reachable else max(u.quota, u.connections) for name, u in envoys.items()
-    }
+    held = {name: u.connections if u.is_reachable else u.claimed for name, u in envoys.items()}
     fixed = {name: held[name] for name, usage in envoys.items() if not usage.is_reachable}
     reachable = [name for name in _by_need(envoys) if name not in fixed]
     free = limit - sum(held.values())
@@ -102,10 +110,11 @@ def _fair_quotas(limit: int, envoys: Mapping[str, EnvoyUsage]) -> dict[str, int]
         # enough of all connections are closed.
         counts = {name: held[name] for name in reachable}
         return fixed | _apportion(max(0, limit - sum(fixed.values())), counts, reachable)
-    needy = sum(envoys[name].needs_more for name in reachable)
-    needy_weight = _DEMAND_WEIGHT * (len(reachable) - needy) or 1
-    weights = {name: needy_weight if envoys[name].needs_more else max(1, needy) for name in reachable}
-    shares = _apportion(free, weights, reachable)
+    open_ones = [name for name in reachable if not envoys[name].is_ending]
+    needy = sum(envoys[name].needs_more for name in open_ones)
+    needy_weight = _DEMAND_WEIGHT * (len(open_ones) - needy) or 1
+    weights = {name: needy_weight if envoys[name].needs_more else max(1, needy) for name in open_ones}
+    shares = dict.fromkeys(reachable, 0) | _apportion(free, weights, open_ones)
     return fixed | {name: held[name] + shares[name] for name in reachable}
 
 
@@ -155,12 +164,16 @@ def _usages(
         usage = report.limits.get(rule.name, _NO_USAGE)
         shows_quota = report.at >= before.changed_at + report_lag
         quota = max(usage.quota, (before.quotas if shows_quota else in_force).get(instance, 0))
-        usages[instance] = EnvoyUsage(usage.connections, quota, usage.is_over_quota, instance not in silent)
+        usages[instance] = EnvoyUsage(
+            usage.connections, quota, usage.is_over_quota, instance not in silent, report.is_ending
+        )
     if not is_complete:
+        reported_ids = {report.envoy for report in reports.values()}
         usages |= {
             instance: EnvoyUsage(0, quota, is_reachable=False)
             for instance, quota in in_force.items()
-            if instance not in reports
+            # A process has ended if another one with the id of its Envoy has reported.
+            if instance not in reports and before.ids.get(instance) not in reported_ids
         }
     return usages
 
@@ -169,6 +182,7 @@ def _plan_limit(
     rule: LimitRule,
     previous: LimitPlan | None,
     usages: Mapping[str, EnvoyUsage],
+    reported_ids: Mapping[str, str],
     newcomers: int,
     envoys: int,
     now: float,
@@ -192,7 +206,9 @@ def _plan_limit(
             is_same_fleet = previous.envoys == envoys
             return previous if is_same_fleet else replace(previous, envoys=envoys, unlisted=unlisted)
     in_force = {name: usage.quota for name, usage in usages.items() if usage.quota > quotas[name]}
-    return LimitPlan(rule, quotas, unlisted, envoys, in_force, now)
+    known_ids = {**(previous.ids if previous is not None else EMPTY_MAP), **reported_ids}
+    ids = {instance: known_ids[instance] for instance in quotas if instance in known_ids}
+    return LimitPlan(rule, quotas, unlisted, envoys, in_force, ids, now)
 
 
 def is_due(quotas: Mapping[str, int], targets: Mapping[str, int], envoys: Mapping[str, EnvoyUsage]) -> bool:

@@ -33,6 +33,8 @@ class LimitPlan:
     envoys: int = 1  # the rate is divided by this number of Envoys
     # Larger quotas that some Envoys may still enforce, because they have not reported the present ones.
     in_force: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
+    # The id of the Envoy of each process, since a new process replaces the one before with the same id.
+    ids: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
     changed_at: float = field(default=0.0, compare=False)  # when the quotas last changed
 
 

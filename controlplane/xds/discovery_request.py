@@ -62,5 +62,6 @@ def parse_envoy_node(request: Any, data: bytes) -> EnvoyNode:
         module_version=node.metadata.fields[MODULE_METADATA_KEY].string_value,
         group=node.metadata.fields[GROUP_METADATA_KEY].string_value,
         zone=node.locality.zone,
-        has_live_settings=node.metadata.fields[FEATURES_METADATA_KEY].string_value == LIVE_SETTINGS_FEATURE,
+        has_live_settings=LIVE_SETTINGS_FEATURE
+        in node.metadata.fields[FEATURES_METADATA_KEY].string_value.split(),
     )

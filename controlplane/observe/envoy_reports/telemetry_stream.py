@@ -52,6 +52,7 @@ _NO_NODE = ""
 _MAX_REJECTION_CHARS = 500
 _MAX_LABEL_CHARS = 64  # maximum length of a version or an extension name
 _MAX_REJECTIONS = 16
+_ENDING_PHASE = 2  # of the drain of an Envoy: from here on, it refuses new clients
 _MAX_LIMITS = 1000  # an Envoy reports also the rules that were removed since its start
 _NO_LIMIT_USAGE = LimitUsage()
 _LIMIT_FIELDS = {
@@ -142,6 +143,7 @@ class TelemetryStream:
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._runtime_off: frozenset[str] = frozenset()
         self._login_log: LoginLogCounts | None = None
+        self._is_ending = False
         self._limits: dict[str, LimitUsage] = {}  # by name of the rule
         self._quotas_before: dict[str, int] = {}  # of `_limits` at the previous report
         self._dropped = 0
@@ -253,6 +255,8 @@ class TelemetryStream:
             self._rejections[rejection] = value
         elif name == "switched_off" and labels.get("by") == "runtime":
             return self._apply_runtime_switch(labels.get("part", ""), is_off=bool(value))
+        elif name == "drain_phase":
+            self._is_ending = value >= _ENDING_PHASE
         elif name == "login_log_lines":
             return self._apply_login_log(labels.get("result", ""), value)
         elif name == "login_log_write_errors":
@@ -318,6 +322,7 @@ class TelemetryStream:
             migrations=dict(self._counters.migrations),
             rejections=MappingProxyType(dict(self._rejections)),
             ejections=self._ejections(),
+            is_ending=self._is_ending,
             runtime_off=self._runtime_off,
             limits=self._limit_usages(),
             dropped_series=self._dropped,

@@ -17,9 +17,7 @@ from typing import Any
 
 from envoy.config.core.v3 import extension_pb2
 
-from controlplane.config.envoy import END_TIMEOUT, END_WAIT
 from controlplane.config.settings import Settings
-from controlplane.config.sql import MAX_WAITING_LOGINS, WAIT_FOR_NODE
 from controlplane.model.limits import LimitPlan
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import NodePlan, Plan
@@ -37,12 +35,12 @@ def render_live_config(
     group: str,
     overrides: SwitchOverrides = NO_OVERRIDES,
     *,
-    with_settings: bool = False,
+    with_settings: bool = True,
 ) -> str:
     """Return the live configuration of a group as JSON, with its nodes in the given order.
 
     `overrides` are those of the Envoys that get it. `with_settings`: their modules apply settings while they
-    run.
+    run. Earlier modules of this release reject a configuration with keys that they do not know.
     """
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
@@ -51,34 +49,34 @@ def render_live_config(
         "login_timeout": sql.login_timeout,
         "idle_timeout": sql.idle_timeout,
     }
-    # Defaults and switches that are on are omitted, so that earlier modules of this release accept the rest.
-    optional = (
-        ("wait_for_node", sql.wait_for_node, WAIT_FOR_NODE),
-        ("max_waiting_logins", sql.max_waiting_logins, MAX_WAITING_LOGINS),
-        ("end_wait", settings.end.wait, END_WAIT),
-        ("end_timeout", settings.end.timeout, END_TIMEOUT),
-    )
-    limits |= {key: value for key, value, default in optional if value != default}
-    login_log = sql.login_log
-    if login_log.path is not None:
-        limits["login_log"] = {
-            "path": str(login_log.path),
-            "max_bytes": login_log.max_bytes,
-            "keep": login_log.keep,
-        }
     switches = asdict(overrides.apply_to(settings.module.switches))
-    switches["ready"] = overrides.is_ready
     limits |= {part: False for part, is_on in switches.items() if not is_on}
-    if overrides.is_drain_requested:
-        limits["drain"] = True
-    if plan.limits:
-        # Sorted, because a saved or shared plan is, too.
-        limits["limits"] = [_limit_of(plan.limits[name]) for name in sorted(plan.limits)]
     if with_settings:
-        limits["settings"] = dynamic_module.live_settings(settings)
+        limits |= _new_keys(plan, settings, overrides)
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
+
+
+def _new_keys(plan: Plan, settings: Settings, overrides: SwitchOverrides) -> dict[str, Any]:
+    """Return the keys that only modules know that apply settings while they run."""
+    sql, end = settings.sql, settings.end
+    keys: dict[str, Any] = {
+        "wait_for_node": sql.wait_for_node,
+        "max_waiting_logins": sql.max_waiting_logins,
+        "end_wait": end.wait,
+        "end_timeout": end.timeout,
+        "ready": overrides.is_ready,
+        "drain": overrides.is_drain_requested,
+        # Sorted, because a saved or shared plan is, too.
+        "limits": [_limit_of(plan.limits[name]) for name in sorted(plan.limits)],
+        "settings": dynamic_module.live_settings(settings),
+    }
+    login_log = sql.login_log
+    if login_log.path is not None:
+        path = str(login_log.path)
+        keys["login_log"] = {"path": path, "max_bytes": login_log.max_bytes, "keep": login_log.keep}
+    return keys
 
 
 def build_extension_config(name: str, text: str) -> bytes:

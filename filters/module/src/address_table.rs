@@ -104,6 +104,18 @@ impl Rate {
         (next <= now + self.burst).then_some(next)
     }
 
+    /// Takes back an event that was counted.
+    pub(crate) fn give_back(self, state: &AtomicU64) {
+        let _ = state
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| Some(before.saturating_sub(self.interval)));
+    }
+
+    /// Must be called when this rate replaces another one: events of a lower rate must not count for longer than they
+    /// could at this rate.
+    pub(crate) fn take_over(self, state: &AtomicU64, now: u64) {
+        state.fetch_min(now + self.burst, Ordering::Relaxed);
+    }
+
     /// Counts an event at `now`, in microseconds of any clock. False: the event would exceed the limit, and does not
     /// count.
     pub(crate) fn try_take(self, state: &AtomicU64, now: u64) -> bool {

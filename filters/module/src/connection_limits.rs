@@ -108,12 +108,17 @@ impl Rule {
             network: config.network,
         };
         let same = before.iter().find(|rule| rule.definition == definition);
+        let usage = same.map(|rule| Arc::clone(&rule.usage)).unwrap_or_default();
+        let rate = Rate::with_short_burst(config.rate);
+        if let Some(rate) = rate {
+            rate.take_over(&usage.new_connections, microseconds_now());
+        }
         Self {
             limit: config.limit,
             quota: (config.limit > 0).then(|| config.quotas.get(instance).copied().unwrap_or(config.unlisted)),
             rate_limit: config.rate_limit,
-            rate: Rate::with_short_burst(config.rate),
-            usage: same.map(|rule| Arc::clone(&rule.usage)).unwrap_or_default(),
+            rate,
+            usage,
             definition,
         }
     }
@@ -149,13 +154,19 @@ impl Rule {
     }
 
     /// Counts a new connection towards the rate.
-    fn try_start(&self) -> Result<(), Refusal> {
-        let now = u64::try_from(clock::now().as_micros()).unwrap_or(u64::MAX / 2);
-        if self.rate.is_none_or(|rate| rate.try_take(&self.usage.new_connections, now)) {
+    fn try_take_rate(&self) -> Result<(), Refusal> {
+        if self.rate.is_none_or(|rate| rate.try_take(&self.usage.new_connections, microseconds_now())) {
             return Ok(());
         }
         let error = if self.has_user() { ProxyError::UserConnectionRate } else { ProxyError::ConnectionRate };
         Err(self.refuse(error, &self.rate_limit.to_string()))
+    }
+
+    /// Takes back a connection that was counted towards the rate.
+    fn give_back_rate(&self) {
+        if let Some(rate) = self.rate {
+            rate.give_back(&self.usage.new_connections);
+        }
     }
 
     fn refuse(&self, error: ProxyError, limit: &str) -> Refusal {
@@ -192,6 +203,10 @@ impl Usage {
     }
 }
 
+fn microseconds_now() -> u64 {
+    u64::try_from(clock::now().as_micros()).unwrap_or(u64::MAX / 2)
+}
+
 /// At least 1, since 0 stands for never.
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1)
@@ -201,8 +216,22 @@ fn milliseconds(time: Duration) -> u64 {
 pub(crate) fn take_slots_of_address(rules: &[Rule], address: Option<IpAddr>) -> Result<Vec<RuleSlot>, Refusal> {
     let fitting = || rules.iter().filter(|rule| !rule.has_user() && rule.fits(address, None));
     let slots = fitting().map(Rule::try_take_slot).collect::<Result<_, _>>()?;
-    fitting().try_for_each(Rule::try_start)?;
+    take_rates(fitting())?;
     Ok(slots)
+}
+
+/// Counts a new connection towards the rates of all these rules, or of none: a connection that one rule refuses must not
+/// use up the rates of others.
+fn take_rates<'a>(rules: impl Iterator<Item = &'a Rule>) -> Result<(), Refusal> {
+    let mut taken = Vec::new();
+    for rule in rules {
+        if let Err(refusal) = rule.try_take_rate() {
+            taken.into_iter().for_each(Rule::give_back_rate);
+            return Err(refusal);
+        }
+        taken.push(rule);
+    }
+    Ok(())
 }
 
 /// The rules of the user of a client. `is_new`: the connection counts towards the rates.
@@ -215,7 +244,7 @@ pub(crate) fn take_slots_of_user(
     let fitting = || rules.iter().filter(|rule| rule.has_user() && rule.fits(address, Some(user)));
     let slots = fitting().map(Rule::try_take_slot).collect::<Result<_, _>>()?;
     if is_new {
-        fitting().try_for_each(Rule::try_start)?;
+        take_rates(fitting())?;
     }
     Ok(slots)
 }
@@ -333,6 +362,34 @@ mod tests {
         let unlisted = Rule::new(&config("total", r#","limit":20,"quotas":{"0001":18},"unlisted":5"#), HERE, &[]);
         assert_eq!(unlisted.quota, Some(5));
         assert_eq!(Rule::new(&config("total", r#","unlisted":5"#), HERE, &[]).quota, None);
+    }
+
+    #[test]
+    fn client_refused_by_one_rate_uses_up_no_other_rate() {
+        let all = rules(
+            &[
+                config("a", r#","network":"0.0.0.0/0","rate_limit":2,"rate":2"#),
+                config("b", r#","network":"10.0.0.0/8","rate_limit":1,"rate":1"#),
+            ],
+            &[],
+        );
+        let (flooding, other) = (address("10.0.0.1"), address("192.0.2.1"));
+        assert!(take_slots_of_address(&all, flooding).is_ok());
+        for _ in 0..100 {
+            let refused = take_slots_of_address(&all, flooding).expect_err("the rate b is used up");
+            assert_eq!(refused.error, ProxyError::ConnectionRate);
+        }
+        assert!(take_slots_of_address(&all, other).is_ok());
+    }
+
+    #[test]
+    fn raised_rate_applies_at_once() {
+        let low = rules(&[config("a", r#","network":"0.0.0.0/0","rate_limit":0.01,"rate":0.01"#)], &[]);
+        assert!(take_slots_of_address(&low, address("10.0.0.1")).is_ok());
+        assert!(take_slots_of_address(&low, address("10.0.0.1")).is_err());
+        let high = rules(&[config("a", r#","network":"0.0.0.0/0","rate_limit":1000,"rate":1000"#)], &low);
+        let state = high[0].usage.new_connections.load(Ordering::Relaxed);
+        assert!(state <= microseconds_now() + 1_000_000, "the next connection has to wait for at most a second");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! proxy, which would close it at once. Each worker lets its waiting connections continue in the order of their arrival
 //! as soon as a node accepts sessions.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -31,13 +32,42 @@ impl Drop for WaitingSlot {
     }
 }
 
+/// How many logins of one worker that have waited may connect at the same time. If all of them connected at once, the
+/// nodes could not greet them in time.
+const MAX_CONNECTING: usize = 100;
+
 /// The withheld connections of one worker, the oldest first.
 #[derive(Default)]
-pub(crate) struct WaitingLogins(SessionQueue);
+pub(crate) struct WaitingLogins {
+    queue: SessionQueue,
+    /// How many logins that have waited are connecting.
+    connecting: Cell<usize>,
+}
+
+/// Counts a login that has waited, until a node has greeted it. Then another one may connect.
+pub(crate) struct ConnectingSlot(Rc<WorkerContext>);
+
+impl ConnectingSlot {
+    pub(crate) fn new(worker: &Rc<WorkerContext>) -> Self {
+        let connecting = &worker.waiting_logins.connecting;
+        connecting.set(connecting.get() + 1);
+        Self(Rc::clone(worker))
+    }
+}
+
+impl Drop for ConnectingSlot {
+    fn drop(&mut self) {
+        let waiting = &self.0.waiting_logins;
+        waiting.connecting.set(waiting.connecting.get() - 1);
+        if !waiting.is_empty() {
+            self.0.waker.wake();
+        }
+    }
+}
 
 impl WaitingLogins {
     pub(crate) fn add(&self, session: &Rc<Session>) {
-        let mut waiting = self.0.borrow_mut();
+        let mut waiting = self.queue.borrow_mut();
         // Those that have left are at the front sooner or later, since all wait equally long.
         while waiting.front().is_some_and(|first| first.strong_count() == 0) {
             waiting.pop_front();
@@ -47,7 +77,7 @@ impl WaitingLogins {
 
     /// False: a new login has to wait behind others.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.borrow().is_empty()
+        self.queue.borrow().is_empty()
     }
 }
 
@@ -61,7 +91,9 @@ pub(crate) fn resume(worker: &WorkerContext, turn: &Turn) {
     if worker.waiting_logins.is_empty() || !has_node(worker) {
         return;
     }
-    worker.run_queue(&worker.waiting_logins.0, turn, |_| true, Session::stop_waiting);
+    let waiting = &worker.waiting_logins;
+    let may_connect = || waiting.connecting.get() < MAX_CONNECTING;
+    worker.run_queue_while(&waiting.queue, turn, may_connect, |_| true, Session::stop_waiting);
 }
 
 #[cfg(test)]

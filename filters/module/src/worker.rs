@@ -121,7 +121,19 @@ impl WorkerContext {
         fits: impl Fn(&Session) -> bool,
         run: impl Fn(&Rc<Session>),
     ) {
-        let next = || queue.borrow_mut().pop_front();
+        self.run_queue_while(queue, turn, || true, fits, run);
+    }
+
+    /// Like [`Self::run_queue`], but stops when `may_continue` is false.
+    pub(crate) fn run_queue_while(
+        &self,
+        queue: &SessionQueue,
+        turn: &Turn,
+        may_continue: impl Fn() -> bool,
+        fits: impl Fn(&Session) -> bool,
+        run: impl Fn(&Rc<Session>),
+    ) {
+        let next = || may_continue().then(|| queue.borrow_mut().pop_front()).flatten();
         while let Some(session) = next() {
             if let Some(session) = session.upgrade().filter(|session| fits(session)) {
                 session.guarded(|| run(&session));

@@ -95,7 +95,7 @@ async def test_console_sets_readiness(server: ApiServer) -> None:
         shown = (await server.http.get(f"{page}?problems=true", headers=browser)).text
         assert "an operator has requested its drain" in shown
         await server.http.post(f"{link}/ready", headers=browser)
-        await wait_until(lambda: "drain" not in envoy.live_configs[-1])
+        await wait_until(lambda: envoy.live_configs[-1]["drain"] is False)
         await wait_until(lambda: envoy.switched_off == set())
         unknown = await server.http.get("/console/envoys/unknown/ready", headers=browser)
         assert unknown.status_code == 404

@@ -103,6 +103,7 @@ usages = st.builds(
     quota=st.integers(0, 60),
     needs_more=st.booleans(),
     is_reachable=st.booleans(),
+    is_ending=st.booleans(),
 )
 fleets = st.dictionaries(st.sampled_from("abcdefg"), usages, max_size=7)
 
@@ -112,7 +113,7 @@ def test_quotas_never_exceed_the_limit_together_with_those_in_force(
     limit: int, envoys: dict[str, EnvoyUsage]
 ) -> None:
     targets, quotas = assign_quotas(limit, envoys)
-    in_use = {name: max(usage.quota, usage.connections) for name, usage in envoys.items()}
+    in_use = {name: usage.claimed for name, usage in envoys.items()}
     assert targets.keys() == quotas.keys() == envoys.keys()
     assert min([0, *quotas.values(), *targets.values()]) == 0
     both = sum(max(quotas[name], in_use[name]) for name in envoys)
@@ -127,7 +128,10 @@ def test_quotas_never_exceed_the_limit_together_with_those_in_force(
 def test_free_connections_are_divided_fairly_and_completely(
     limit: int, envoys: dict[str, EnvoyUsage]
 ) -> None:
-    envoys = {name: usage._replace(is_reachable=True, needs_more=False) for name, usage in envoys.items()}
+    envoys = {
+        name: usage._replace(is_reachable=True, is_ending=False, needs_more=False)
+        for name, usage in envoys.items()
+    }
     free = limit - sum(usage.connections for usage in envoys.values())
     targets, _ = assign_quotas(limit, envoys)
     if not envoys or free < 0:
@@ -266,7 +270,32 @@ def test_silent_envoy_keeps_its_quota() -> None:
     facts = replace(facts, module_reports={**facts.module_reports, "envoy-a": fresh})
     limit = fleet.decide(facts)
     assert limit.quotas == {"a": 10, "b": 10}
-    assert limit.envoys == 1, "a silent Envoy does not count for the rates"
+    assert limit.envoys == 2, "a silent Envoy may still accept clients, so it counts for the rates"
+
+
+def test_envoy_that_has_ended_in_a_drain_leaves_its_quota_to_the_one_that_replaces_it() -> None:
+    fleet = Fleet({"a": LimitUsage(0, 20), "b": LimitUsage(0, 0, is_over_quota=True)})
+    facts = fleet.facts()
+    ended = replace(facts.module_reports["envoy-a"], at=NOW - 60, is_ending=True)
+    facts = replace(facts, module_reports={**facts.module_reports, "envoy-a": ended})
+    limit = fleet.decide(facts)
+    assert (limit.quotas, limit.envoys) == ({"a": 0, "b": 20}, 1)
+
+
+def test_draining_envoy_gets_no_share() -> None:
+    envoys = {"a": EnvoyUsage(4, 10, is_ending=True), "b": EnvoyUsage(2, 10)}
+    targets, _ = assign_quotas(20, envoys)
+    assert targets == {"a": 4, "b": 16}
+
+
+def test_new_process_of_an_envoy_gets_the_quota_of_the_one_before() -> None:
+    """Also before all Envoys have reported, such as after a restart of the machine."""
+    before = LimitPlan(RULE, {"old": 20}, ids={"old": "envoy-a"}, changed_at=NOW - 100)
+    fleet = Fleet({"a": LimitUsage(3, 10)}, plan=Plan(limits={RULE.name: before}))
+    facts = replace(
+        fleet.facts(), observing_since=NOW - 10, envoys_last_seen={"envoy-a": NOW, "envoy-b": NOW}
+    )
+    assert fleet.decide(facts).quotas == {"a": 20}
 
 
 @pytest.mark.parametrize("has_reported", [False, True])

@@ -31,7 +31,7 @@ def test_clamps_plan_times() -> None:
 
 def test_saved_limits_stay_and_their_time_is_clamped() -> None:
     rule = LimitRule("reporting", "report", "10.0.0.0/8", 20, 2.5)
-    limit = LimitPlan(rule, {"a": 12, "b": 8}, 3, 2, {"b": 9}, NOW + 500)
+    limit = LimitPlan(rule, {"a": 12, "b": 8}, 3, 2, {"b": 9}, {"a": "envoy-1"}, NOW + 500)
     plan = replace(saved(NOW), limits={rule.name: limit})
     decoded = PLAN_CODEC.decode(PLAN_CODEC.encode(SavedPlan(plan, {}, 1, 1, 1))).plan
     assert decoded.limits == {rule.name: limit}

@@ -24,7 +24,7 @@ use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::reachability::MonitoredEndpoint;
 use crate::unread::has_peer_closed;
-use crate::waiting_logins::{self, WaitingSlot};
+use crate::waiting_logins::{self, ConnectingSlot, WaitingSlot};
 
 /// A server that closes the connection sooner than this has not waited for the client in vain: MariaDB's
 /// `connect_timeout` is at least 2 s (mariadb.com/docs, "Server System Variables").
@@ -50,6 +50,8 @@ pub(super) struct SessionLogin {
     failover: Option<Rc<LoginFailover>>,
     /// The login waits for a node as long as this value exists.
     waiting_slot: Option<WaitingSlot>,
+    /// The login has waited, and no node has greeted it yet.
+    connecting_slot: Option<ConnectingSlot>,
     began_at: Instant,
     /// The login counts towards the limits of logins as long as this value exists.
     slot: Option<LoginSlot>,
@@ -70,6 +72,7 @@ impl SessionLogin {
             late_full_error: Vec::new(),
             failover: None,
             waiting_slot: None,
+            connecting_slot: None,
             began_at: Instant::now(),
             slot: None,
             last_node_bytes_at: None,
@@ -184,8 +187,17 @@ impl Session {
 
     /// A node is in service now. If the login still waits, it continues.
     pub(crate) fn stop_waiting(self: &Rc<Self>) {
-        self.with_session_login(|login| login.waiting_slot = None);
+        let slot = ConnectingSlot::new(&self.worker);
+        self.with_session_login(|login| {
+            login.waiting_slot = None;
+            login.connecting_slot = Some(slot);
+        });
         self.handle(if self.has_client_left() { Event::ClientFinished } else { Event::NodeInService });
+    }
+
+    /// A node has greeted: another login that waits may connect.
+    pub(crate) fn release_connecting_slot(&self) {
+        let _slot = self.with_session_login(|login| login.connecting_slot.take());
     }
 
     /// Ends the wait for a node if it is over, or if the client has left. Envoy does not notice that meanwhile.
