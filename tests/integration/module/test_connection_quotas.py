@@ -159,7 +159,7 @@ async def test_connections_in_all_are_limited(tmp_path: Path) -> None:
         await envoy.refuse()
         lines = [line for line in envoy.proxy.log.splitlines() if "clients are refused" in line]
         assert len(lines) == 1
-        assert "fleet_limit of the limit total (3 over all Envoys" in lines[0]
+        assert "refused by the rule total (limit 3 over all Envoys" in lines[0]
         await close(clients.pop())
         await envoy.wait_for_connections(total=2)
         await envoy.accept()
