@@ -114,8 +114,17 @@ async def test_readiness_survives_the_control_plane_and_ends_with_the_envoy(
         # The connection of `health` is kept open. New connections are refused.
         assert await health.get("/readyz") == (503, "not ready: it is ending\n")
         host, _, port = stack.control_plane.settings["envoy_health"]["listen"].rpartition(":")
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(host, int(port))
+        # The workers close their ports one after the other.
+        await wait_until(lambda: is_refused(host, int(port)))
+
+
+async def is_refused(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return True
+    writer.transport.abort()
+    return False
 
 
 async def probe(host: str, port: int, request: bytes = _REQUEST) -> bytes:
