@@ -27,7 +27,7 @@ SUPERVISOR = "tidevoy-envoy"
 
 _POLL_SECONDS = 0.1
 _MAX_RESTART_DELAY_SECONDS = 30.0
-_STABLE_SECONDS = 60.0  # a process that has run for so long is restarted without delay
+_STABLE_SECONDS = 60.0  # a process that fails after more than this time is restarted without delay
 _START_TIMEOUT_SECONDS = 60.0  # for the control plane to open its xDS port
 _STOP_TIMEOUT_SECONDS = 20.0  # for the control plane to stop
 

@@ -24,7 +24,7 @@ def next_rollover(
 ) -> Rollover:
     """Return the next step. Raises UsageError if the operator asks for a new CA that does not exist.
 
-    After its expiry, nobody accepts the old CA any more, so there is nothing to wait for.
+    If the old CA has expired, its certificates are already invalid, so there is nothing to wait for.
     """
     if ca_expires_at <= now:
         return Rollover.USE_NEW_CA

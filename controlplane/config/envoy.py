@@ -5,9 +5,6 @@ from __future__ import annotations
 from controlplane.config.tls import EnvoyFile
 from controlplane.config.types import EnvoyListenAddress, SettingsSection, setting
 
-# The module has these defaults, too.
-END_WAIT, END_TIMEOUT = 0.0, 30.0
-
 
 class EnvoyEndSettings(SettingsSection):
     """How an Envoy with the module ends: by SIGTERM to its supervisor, and by `tidevoy envoys drain`.
@@ -16,10 +13,10 @@ class EnvoyEndSettings(SettingsSection):
     transaction.
     """
 
-    wait: float = setting(END_WAIT, unit="seconds", ge=0, le=3600)
+    wait: float = setting(0.0, unit="seconds", ge=0, le=3600)
     """Time for which the Envoy is not ready but still serves new clients. Choose more than load balancers
     need to notice."""
-    timeout: float = setting(END_TIMEOUT, unit="seconds", ge=0, le=86_400)
+    timeout: float = setting(30.0, unit="seconds", ge=0, le=86_400)
     """Time after `wait` for sessions to end. Then the remaining ones are closed."""
 
 

@@ -63,10 +63,6 @@ class LoginLogSettings(SettingsSection):
     """Number of rotated files that are kept; their names end in `.1`, `.2` and so on."""
 
 
-# The module has these defaults, too.
-WAIT_FOR_NODE, MAX_WAITING_LOGINS = 5.0, 10_000
-
-
 class SqlSettings(SettingsSection):
     """The port that SQL clients connect to, on every Envoy."""
 
@@ -80,10 +76,10 @@ class SqlSettings(SettingsSection):
     login_timeout: float = setting(8.0, unit="seconds", gt=0, le=3600)
     """Timeout of a client's login, after which the client gets error 1159 (module only). It also gets this
     error if the node closes the connection earlier because the client is silent."""
-    wait_for_node: float = setting(WAIT_FOR_NODE, unit="seconds", ge=0, le=60)
+    wait_for_node: float = setting(5.0, unit="seconds", ge=0, le=60)
     """Time for which a new client waits while no node of any group is in service (module only); 0: it gets
     error 1105 at once. Clients have timeouts of their own."""
-    max_waiting_logins: int = setting(MAX_WAITING_LOGINS, ge=0, le=10_000_000)
+    max_waiting_logins: int = setting(10_000, ge=0, le=10_000_000)
     """Maximum number of clients of one Envoy that wait because no node is in service; others get error 1105
     at once."""
     login_limits: LoginLimits = section(LoginLimits, "Limits of clients that have not finished their login.")

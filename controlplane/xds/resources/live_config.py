@@ -92,7 +92,7 @@ def with_random_padding(text: str) -> str:
 
 
 def _limit_of(limit: LimitPlan) -> dict[str, Any]:
-    """Return a limit and its quotas, without what is unlimited."""
+    """Return the limit and its quotas as the module reads them. Unlimited values are left out."""
     rule = limit.rule
     fields: dict[str, Any] = {"rule": rule.name, "user": rule.user, "network": rule.network}
     if rule.max_connections:

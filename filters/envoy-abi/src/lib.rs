@@ -15,7 +15,6 @@ mod buffer;
 mod descriptor;
 pub mod events;
 pub mod extension;
-pub mod file_lock;
 pub mod filter;
 mod guard;
 pub mod http_filter;

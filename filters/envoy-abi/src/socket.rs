@@ -4,10 +4,10 @@ use core::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
+use crate::descriptor;
 use crate::guard::guarded;
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, IoResult, Ours};
-use crate::{descriptor, socket_options};
 
 /// The result of a read or write on the descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,13 +170,6 @@ impl Socket {
             let status = unsafe { sys::socket_flush(socket, &mut done) };
             io(status, done)
         })
-    }
-
-    /// While a TCP connection is corked, the kernel holds back a segment that is not full (tcp(7)).
-    pub fn set_cork(&self, is_corked: bool) {
-        let value = i32::from(is_corked).to_ne_bytes();
-        // Other sockets lack the option, and do not need it.
-        let _ = self.with_descriptor(|fd| socket_options::set(fd, libc::IPPROTO_TCP, libc::TCP_CORK, &value));
     }
 
     /// Sends a FIN.

@@ -1,4 +1,4 @@
-//! Copies socket options to a connection that replaces another one, and sets TCP keepalive.
+//! Copies socket options to a connection that replaces another one.
 
 use core::ffi::{c_int, c_void};
 use std::io;
@@ -58,29 +58,6 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
         set(to, libc::IPPROTO_TCP, libc::TCP_CONGESTION, &algorithm)?;
     }
     Ok(())
-}
-
-/// TCP keepalive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Keepalive {
-    /// Seconds of silence before the first probe.
-    pub idle: i32,
-    /// Seconds between two probes.
-    pub interval: i32,
-    /// The number of unanswered probes after which the kernel closes the connection.
-    pub probes: i32,
-}
-
-/// Switches TCP keepalive on. A socket without TCP stays as it is.
-pub fn set_keepalive(socket: BorrowedFd<'_>, keepalive: Keepalive) {
-    for (level, name, value) in [
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, keepalive.idle),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, keepalive.interval),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, keepalive.probes),
-    ] {
-        let _ = set(socket, level, name, &value.to_ne_bytes());
-    }
 }
 
 pub(crate) fn integer(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> Option<c_int> {
@@ -165,18 +142,6 @@ mod tests {
         let (unix, _other) = UnixStream::pair().expect("a pair");
         copy(four.as_fd(), unix.as_fd()).expect("nothing to copy");
         copy(unix.as_fd(), four.as_fd()).expect("nothing to copy");
-    }
-
-    #[test]
-    fn keepalive_is_set_on_tcp_and_ignored_elsewhere() {
-        let keepalive = Keepalive { idle: 61, interval: 7, probes: 5 };
-        let (unix, _other) = UnixStream::pair().expect("a pair");
-        set_keepalive(unix.as_fd(), keepalive);
-        let tcp = socket(libc::AF_INET);
-        set_keepalive(tcp.as_fd(), keepalive);
-        let values = [libc::TCP_KEEPIDLE, libc::TCP_KEEPINTVL, libc::TCP_KEEPCNT];
-        assert_eq!(values.map(|name| integer(tcp.as_fd(), libc::IPPROTO_TCP, name)), [Some(61), Some(7), Some(5)]);
-        assert_eq!(integer(tcp.as_fd(), libc::SOL_SOCKET, libc::SO_KEEPALIVE), Some(1));
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
-use envoy_abi::socket_options::{Keepalive, set_keepalive};
 use mysql_proto::change_user::CHANGE_USER;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
@@ -48,7 +47,6 @@ impl SocketFactory for ClientSocketFactory {
             certificate: tls.certificate.clone(),
             password_key: Arc::clone(&tls.password_key),
             compression: live.as_ref().map_or(self.compression, |live| live.compression),
-            keepalive: live.map(|live| live.client_keepalive),
             session: OnceCell::new(),
             is_rejected: Cell::new(false),
             held_input: RefCell::default(),
@@ -64,8 +62,6 @@ struct ClientConn {
     certificate: Option<Arc<TlsAcceptor>>,
     password_key: Arc<RsaPasswordKey>,
     compression: Compression,
-    /// None: the connection keeps the options of the listener's socket.
-    keepalive: Option<Keepalive>,
     session: OnceCell<Rc<Session>>,
     /// The module has sent an error to the client, which is expected to close.
     is_rejected: Cell<bool>,
@@ -120,7 +116,7 @@ impl ClientConn {
         })
     }
 
-    fn is_finished(&self) -> bool {
+    fn is_ended_by_drain(&self) -> bool {
         self.session.get().is_some_and(|session| session.is_ended_by_drain())
     }
 
@@ -225,8 +221,8 @@ impl ClientConn {
 
 impl TransportSocket for ClientSocket {
     fn on_attached(&self) {
-        if let Some(keepalive) = self.0.keepalive {
-            self.0.conn.socket.with_descriptor(|socket| set_keepalive(socket, keepalive));
+        if let Some(live) = live_settings::current() {
+            self.0.conn.set_keepalive(&live.client_keepalive);
         }
         if let Some(id) = self.0.conn.socket.connection_id() {
             let rules = Rules {
@@ -302,7 +298,7 @@ impl OffloadedConn for ClientConn {
         let is_login = !self.is_established();
         let step = match received.io {
             Io::Done(0) => self.on_end_of_stream(),
-            Io::Done(_) if self.is_rejected.get() || self.is_finished() => ReadStep::Yield,
+            Io::Done(_) if self.is_rejected.get() || self.is_ended_by_drain() => ReadStep::Yield,
             Io::Done(length) => self.receive(&buffer[..length], passed),
             Io::WouldBlock => ReadStep::Wait,
             Io::Broken => ReadStep::Close,

@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use envoy_abi::socket::Socket;
+use socket2::{SockRef, TcpKeepalive};
 use tls::{Stream, TlsDetails, TlsError};
 
 use crate::offload::EventKey;
@@ -66,6 +67,11 @@ impl Conn {
     /// Allows the module to send bytes directly. Before this, all bytes have to go through Envoy's write hook.
     pub(crate) fn allow_direct(&self) {
         self.sending.is_direct.set(true);
+    }
+
+    /// Enables TCP keepalive. A socket that is not TCP stays as it is.
+    pub(crate) fn set_keepalive(&self, keepalive: &TcpKeepalive) {
+        let _ = self.socket.with_descriptor(|socket| SockRef::from(&socket).set_tcp_keepalive(keepalive));
     }
 
     /// Makes each of the two connections of a session know the other one.

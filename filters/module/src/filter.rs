@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use envoy_abi::filter::{Filter, FilterFactory, NetworkFilter};
 use mysql_proto::error::ProxyError;
@@ -13,6 +12,7 @@ use crate::live_config;
 use crate::live_settings;
 use crate::login_limits::LoginLimits;
 use crate::session::Session;
+use crate::slot::{Slot, Slots};
 use crate::worker::WorkerContext;
 
 /// The key of the filter state whose hash Envoy passes to the load-balancing policy.
@@ -20,11 +20,11 @@ const HASHED: &str = "envoy.hashable_string";
 
 /// How many clients this process serves. Not kept per listener, since a changed listener must count the clients of the
 /// old listener.
-static CLIENTS: AtomicU64 = AtomicU64::new(0);
+static CLIENTS: Slots = Slots::new();
 
 /// How many clients this process serves.
 pub(crate) fn client_count() -> u64 {
-    CLIENTS.load(Ordering::Relaxed)
+    CLIENTS.taken()
 }
 
 pub(crate) struct SessionFilterFactory {
@@ -54,7 +54,7 @@ impl FilterFactory for SessionFilterFactory {
             Some(settings) => (settings.max_clients, Arc::clone(&settings.login_limits)),
             None => (self.max_clients, Arc::clone(&self.login_limits)),
         };
-        let client_slot = ClientSlot::try_acquire(max_clients);
+        let client_slot = CLIENTS.try_acquire(max_clients);
         Some(Box::new(SessionFilter {
             filter,
             session,
@@ -69,26 +69,9 @@ struct SessionFilter {
     filter: Filter,
     session: Rc<Session>,
     /// None: the maximum number of clients is reached.
-    client_slot: Option<ClientSlot>,
+    client_slot: Option<Slot>,
     login_limits: Arc<LoginLimits>,
     has_access_log: bool,
-}
-
-/// Counts one client as long as this value exists.
-struct ClientSlot;
-
-impl ClientSlot {
-    /// None: `max_clients` slots are taken.
-    fn try_acquire(max_clients: u64) -> Option<Self> {
-        let increment = |clients| (clients < max_clients).then_some(clients + 1);
-        CLIENTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment).ok().map(|_| Self)
-    }
-}
-
-impl Drop for ClientSlot {
-    fn drop(&mut self) {
-        CLIENTS.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl NetworkFilter for SessionFilter {

@@ -52,6 +52,7 @@ mod readiness;
 mod refresh;
 mod sentinels;
 mod session;
+mod slot;
 mod states_memory;
 mod switches;
 mod target_conn;

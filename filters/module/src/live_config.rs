@@ -41,7 +41,7 @@ pub(crate) struct SessionLimits {
     pub(crate) idle_timeout: Duration,
     /// How long a login waits for a node. Zero: it does not wait.
     pub(crate) wait_for_node: Duration,
-    pub(crate) max_waiting_logins: usize,
+    pub(crate) max_waiting_logins: u64,
 }
 
 /// The times of a drain of this Envoy.
@@ -94,7 +94,7 @@ pub(crate) fn on_received(config: config::LiveConfig) {
         login_timeout: seconds(published.login_timeout),
         idle_timeout: seconds(published.idle_timeout),
         wait_for_node: seconds(published.wait_for_node),
-        max_waiting_logins: published.max_waiting_logins as usize,
+        max_waiting_logins: published.max_waiting_logins as u64,
     };
     login_log::configure(published.login_log);
     connection_limits::publish(&published.limits);

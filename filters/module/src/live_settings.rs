@@ -1,15 +1,16 @@
 //! The settings that the control plane changes while Envoy runs. They are a part of the live configuration
 //! ([`crate::live_config`]), and take precedence over those of listeners and clusters.
 //!
-//! A TLS side whose files cannot be used keeps the options that it has. All other settings, and the nodes, apply anyway.
-//! The module reports the reason to the control plane, and tries again until the files can be used.
+//! If the TLS files for clients cannot be used, the TLS options for clients stay as they are, and all other settings
+//! apply; the same goes for nodes. The module reports the reason to the control plane, and tries again until the files
+//! can be used.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use envoy_abi::socket_options::Keepalive;
 use migration::rate_limit::RateLimit;
 use mysql_proto::login::Compression;
+use socket2::TcpKeepalive;
 
 use crate::config::{self, KeepaliveConfig, MigrationLimitsConfig, ProxyProtocol, limit, seconds};
 use crate::login_limits::LoginLimits;
@@ -25,14 +26,14 @@ pub(crate) struct LiveSettings {
     /// None: those of the listener.
     pub(crate) client_tls: Option<Arc<ClientTlsOptions>>,
     pub(crate) compression: Compression,
-    pub(crate) client_keepalive: Keepalive,
+    pub(crate) client_keepalive: TcpKeepalive,
     /// None: those of the cluster.
     pub(crate) node_tls: Option<Arc<NodeTlsOptions>>,
     /// The PROXY header for nodes.
     pub(crate) proxy_protocol: ProxyProtocol,
     /// How long one ejection of a node lasts.
     pub(crate) ejection: Duration,
-    pub(crate) node_keepalive: Keepalive,
+    pub(crate) node_keepalive: TcpKeepalive,
     /// How long a node may take to greet.
     pub(crate) connect_timeout: Duration,
     /// How many nodes may fail before a session gets no other node.
@@ -42,21 +43,21 @@ pub(crate) struct LiveSettings {
 
 static CURRENT: RwLock<Option<Arc<LiveSettings>>> = RwLock::new(None);
 
-/// The settings that were published last.
+/// The settings that were published last, and why a part of them does not apply.
 #[derive(Default)]
-struct Wanted {
+struct Published {
     config: Option<config::Settings>,
-    /// Why the TLS options of clients are not in force. Empty: they are.
+    /// Why the TLS options for clients do not apply. Empty: they do.
     client_error: String,
     /// The same for nodes.
     node_error: String,
 }
 
-static WANTED: Mutex<Wanted> =
-    Mutex::new(Wanted { config: None, client_error: String::new(), node_error: String::new() });
+static PUBLISHED: Mutex<Published> =
+    Mutex::new(Published { config: None, client_error: String::new(), node_error: String::new() });
 
-fn wanted() -> MutexGuard<'static, Wanted> {
-    WANTED.lock().unwrap_or_else(PoisonError::into_inner)
+fn published() -> MutexGuard<'static, Published> {
+    PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The settings in force. None: the control plane has sent none; those of listeners and clusters apply.
@@ -66,42 +67,42 @@ pub(crate) fn current() -> Option<Arc<LiveSettings>> {
 
 /// Applies published settings. Called on Envoy's main thread.
 pub(crate) fn apply(config: config::Settings) {
-    let mut wanted = wanted();
+    let mut published = published();
     // Each change of a node publishes the settings again, and each group does.
-    if wanted.config.as_ref() != Some(&config) {
-        put_in_force(&config, &mut wanted);
-        wanted.config = Some(config);
+    if published.config.as_ref() != Some(&config) {
+        replace_current(&config, &mut published);
+        published.config = Some(config);
     }
 }
 
 /// Tries again to use the files that could not be used. Called once a second on Envoy's main thread.
 pub(crate) fn retry() {
-    let mut wanted = wanted();
-    if wanted.client_error.is_empty() && wanted.node_error.is_empty() {
+    let mut published = published();
+    if published.client_error.is_empty() && published.node_error.is_empty() {
         return;
     }
-    if let Some(config) = wanted.config.take() {
-        put_in_force(&config, &mut wanted);
-        wanted.config = Some(config);
+    if let Some(config) = published.config.take() {
+        replace_current(&config, &mut published);
+        published.config = Some(config);
     }
 }
 
-fn put_in_force(config: &config::Settings, wanted: &mut Wanted) {
+fn replace_current(config: &config::Settings, published: &mut Published) {
     let client_tls = ClientTlsOptions::load(&config.client);
-    report(&mut wanted.client_error, "client", client_tls.as_ref().err());
+    report(&mut published.client_error, "client", client_tls.as_ref().err());
     let node_tls = NodeTlsOptions::load(&config.node);
-    report(&mut wanted.node_error, "node", node_tls.as_ref().err());
+    report(&mut published.node_error, "node", node_tls.as_ref().err());
     let settings = LiveSettings {
         max_clients: limit(config.max_connections),
         login_limits: Arc::new(LoginLimits::new(&config.login_limits)),
         proxy_rules: ProxyRules::from(&config.proxy_rules),
         client_tls: client_tls.ok().or_else(ClientTlsOptions::last_loaded),
         compression: config.client.compression,
-        client_keepalive: keepalive(config.client_keepalive),
+        client_keepalive: keepalive(&config.client_keepalive),
         node_tls: node_tls.ok().or_else(NodeTlsOptions::last_loaded),
         proxy_protocol: config.node.proxy_protocol,
         ejection: seconds(config.node.eject_seconds),
-        node_keepalive: keepalive(config.node_keepalive),
+        node_keepalive: keepalive(&config.node_keepalive),
         connect_timeout: seconds(config.connect_timeout),
         connect_attempts: config.connect_attempts as usize,
         max_node_connections: limit(config.max_node_connections),
@@ -137,6 +138,9 @@ fn report(known: &mut String, side: &str, error: Option<&String>) {
     *known = error;
 }
 
-fn keepalive(config: KeepaliveConfig) -> Keepalive {
-    Keepalive { idle: config.idle as i32, interval: config.interval as i32, probes: config.probes as i32 }
+fn keepalive(config: &KeepaliveConfig) -> TcpKeepalive {
+    TcpKeepalive::new()
+        .with_time(seconds(config.idle))
+        .with_interval(seconds(config.interval))
+        .with_retries(config.probes as u32)
 }

@@ -4,7 +4,7 @@
 //! So a worker never waits for the disk. If the queue is full, the line is dropped and counted.
 //!
 //! The control plane may change the configuration while Envoy runs. Each configuration has its own queue and thread,
-//! since the thread of an earlier one may be blocked, for example by a pipe that nobody reads.
+//! since the thread of an earlier one may be blocked, for example by a full pipe.
 
 mod file;
 mod pending;

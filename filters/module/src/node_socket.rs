@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
-use envoy_abi::socket_options::{Keepalive, set_keepalive};
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
 use mysql_proto::packet::{HEADER, Header};
@@ -24,9 +23,10 @@ use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::panics::CloseAfterPanic;
 use crate::session::{Event, PassDecision, Session, SessionPhase};
+use crate::slot::Slot;
 use crate::tls_options::NodeTlsOptions;
 use crate::unread::has_unread_bytes;
-use crate::worker::{Connecting, NodeConnectionSlot, WorkerContext};
+use crate::worker::{Connecting, WorkerContext};
 use crate::{config, live_settings, proxy_header, sentinels};
 
 /// The options of a cluster until the control plane has sent others ([`live_settings`]).
@@ -74,7 +74,6 @@ impl SocketFactory for NodeSocketFactory {
             connect_deadline: RefCell::new(
                 live.as_ref().map(|live| Deadline::new(&conn.worker.deadlines, live.connect_timeout, node_conn)),
             ),
-            keepalive: live.map(|live| live.node_keepalive),
             conn,
             tls: self.options.current_tls(),
             options: Arc::clone(&self.options),
@@ -112,15 +111,13 @@ struct NodeConn {
     options: Arc<NodeSocketOptions>,
     /// The TLS options of this connection. A connection to another node uses the current ones.
     tls: Arc<NodeTlsOptions>,
-    /// None: the connection keeps the options that Envoy has set.
-    keepalive: Option<Keepalive>,
     /// Passes when the node has not greeted in time. None: it has greeted, or only Envoy's own timeout applies.
     connect_deadline: RefCell<Option<Deadline>>,
     session: Rc<Session>,
     /// The node that Envoy connects to.
     node: Rc<WorkerNode>,
     /// Counts the connection.
-    _slot: NodeConnectionSlot,
+    _slot: Slot,
     stage: Cell<NodeStage>,
     /// The received part of the greeting.
     greeting: RefCell<Vec<u8>>,
@@ -351,8 +348,8 @@ impl TransportSocket for NodeSocket {
     fn on_connected(&self) {
         self.0.stage.set(NodeStage::Greeting);
         self.0.failure_on_close.set(ConnectFailure::Closed);
-        if let Some(keepalive) = self.0.keepalive {
-            self.0.conn.socket.with_descriptor(|socket| set_keepalive(socket, keepalive));
+        if let Some(live) = live_settings::current() {
+            self.0.conn.set_keepalive(&live.node_keepalive);
         }
         let header = self.0.proxy_header();
         if !header.is_empty() {

@@ -18,7 +18,7 @@ use envoy_abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 use crate::hosts::{Endpoint, first_turn};
 use crate::node::WorkerNode;
 use crate::reachability::{self, MonitoredEndpoint};
-use crate::worker::{Connecting, NodeConnectionSlot, WorkerContext};
+use crate::worker::{Connecting, NODE_CONNECTIONS, WorkerContext};
 use crate::{config, live_config, live_settings, migration_scheduler};
 
 pub(crate) struct LeastSessionsFactory {
@@ -158,7 +158,7 @@ impl Policy for LeastSessions {
         if session.failed_node_count() >= attempts {
             return None;
         }
-        let slot = NodeConnectionSlot::try_acquire(max_connections)?;
+        let slot = NODE_CONNECTIONS.try_acquire(max_connections)?;
         let is_tried = |endpoint: &str| session.has_tried(endpoint);
         let is_there = |at: usize| {
             let candidate = &self.candidates.borrow()[at];

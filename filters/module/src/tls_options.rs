@@ -30,7 +30,7 @@ pub(crate) struct ClientTlsOptions {
 
 impl ClientTlsOptions {
     /// # Errors
-    /// The error names the file that cannot be used.
+    /// A file cannot be used. The error names it.
     pub(crate) fn load(config: &ClientSocketConfig) -> Result<Arc<Self>, String> {
         LAST_CLIENT_OPTIONS.load(|last| last.config == *config, || Self::read(config), |last| last.refresher.as_ref())
     }
@@ -69,7 +69,7 @@ pub(crate) struct NodeTlsOptions {
 
 impl NodeTlsOptions {
     /// # Errors
-    /// The error names the file that cannot be used.
+    /// A file cannot be used. The error names it.
     pub(crate) fn load(config: &NodeSocketConfig) -> Result<Arc<Self>, String> {
         LAST_NODE_OPTIONS.load(|last| last.config == *config, || Self::read(config), |last| last.refresher.as_ref())
     }

@@ -6,31 +6,14 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::reachability;
 use crate::session::Session;
+use crate::slot::Slots;
 use crate::worker::{SessionQueue, Turn, WorkerContext};
 
-/// How many logins of all workers wait.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-
-/// Counts one waiting login as long as this value exists.
-pub(crate) struct WaitingSlot;
-
-impl WaitingSlot {
-    /// None: `max` logins wait already.
-    pub(crate) fn try_acquire(max: usize) -> Option<Self> {
-        let increment = |waiting| (waiting < max).then_some(waiting + 1);
-        WAITING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment).ok().map(|_| Self)
-    }
-}
-
-impl Drop for WaitingSlot {
-    fn drop(&mut self) {
-        WAITING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+/// The waiting logins of all workers.
+pub(crate) static WAITING: Slots = Slots::new();
 
 /// How many logins of one worker that have waited may connect at the same time. If all of them connected at once, the
 /// nodes could not greet them in time.
@@ -94,18 +77,4 @@ pub(crate) fn resume(worker: &WorkerContext, turn: &Turn) {
     let waiting = &worker.waiting_logins;
     let may_connect = || waiting.connecting.get() < MAX_CONNECTING;
     worker.run_queue_while(&waiting.queue, turn, may_connect, |_| true, Session::stop_waiting);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn number_of_waiting_logins_is_limited() {
-        let slots: Vec<_> = (0..3).map(|_| WaitingSlot::try_acquire(2)).collect();
-        assert_eq!(slots.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false]);
-        drop(slots);
-        assert!(WaitingSlot::try_acquire(1).is_some());
-        assert!(WaitingSlot::try_acquire(0).is_none());
-    }
 }

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::{Rc, Weak};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::connection_limits;
@@ -16,6 +16,7 @@ use crate::offload::WorkerEvents;
 use crate::port_probe::PortProbes;
 use crate::reachability::{self, WorkerReachability};
 use crate::session::Session;
+use crate::slot::{Slot, Slots};
 use crate::states_memory::WorkerStates;
 use crate::switches::{self, AppliedSwitches};
 use crate::waiting_logins::{self, WaitingLogins};
@@ -167,31 +168,14 @@ impl Turn {
     }
 }
 
-/// How many connections to nodes Envoy has, in all workers.
-static NODE_CONNECTIONS: AtomicU64 = AtomicU64::new(0);
-
-/// Counts one connection of Envoy to a node as long as this value exists.
-pub(crate) struct NodeConnectionSlot(());
-
-impl NodeConnectionSlot {
-    /// None: there are `max` connections.
-    pub(crate) fn try_acquire(max: u64) -> Option<Self> {
-        let increment = |connections| (connections < max).then_some(connections + 1);
-        NODE_CONNECTIONS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment).ok().map(|_| Self(()))
-    }
-}
-
-impl Drop for NodeConnectionSlot {
-    fn drop(&mut self) {
-        NODE_CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+/// The connections of Envoy to nodes, of all workers.
+pub(crate) static NODE_CONNECTIONS: Slots = Slots::new();
 
 /// A session for which the policy has just chosen a node.
 pub(crate) struct Connecting {
     pub(crate) session: Rc<Session>,
     pub(crate) node: Rc<WorkerNode>,
-    pub(crate) slot: NodeConnectionSlot,
+    pub(crate) slot: Slot,
 }
 
 /// The sessions of a worker.

@@ -18,6 +18,7 @@ from tests.support.e2e.cluster import (
     counting_client,
     get_metrics,
     metric_key,
+    open_session,
     reload_settings,
     wait_for_values,
 )
@@ -187,8 +188,7 @@ async def test_limit_holds_when_another_control_plane_becomes_the_leader(
 
         await wait_reported(0)
         for _ in range(3):
-            client = await exit_stack.enter_async_context(counting_client(cluster.sql_port))
-            assert error_code(await client.log_in()) == 0
+            await open_session(exit_stack, cluster.sql_port)
         assert await is_refused()
         await wait_reported(3)
         leader = await cluster.wait_for_leader()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ import pytest
 from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
-from sandbox.server import http_client, http_responds
+from sandbox.server import accepts_connections, http_client, http_responds
 from sandbox.tidb_sim.packets import MySqlCommand
 from tests.support.controlplane.cli_process import run_tidevoy
-from tests.support.e2e.cluster import CountingClient, counting_client, get_envoys, run_cluster
+from tests.support.e2e.cluster import CountingClient, counting_client, get_envoys, open_session, run_cluster
 from tests.support.tidb_sim_clients import error_code
 from tests.support.waiting import wait_until
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.timeout(120)
 
 SHUTDOWN = 1053
 WRITERS = 20
+Work = Callable[[CountingClient, int], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
@@ -43,12 +44,6 @@ async def run_supervised(
         }
         async with run_cluster(directory, mariadb, settings=settings, supervised=True) as stack:
             yield stack, f"http://{health}"
-
-
-async def log_in(clients: AsyncExitStack, port: int) -> CountingClient:
-    client = await clients.enter_async_context(counting_client(port))
-    assert error_code(await client.log_in()) == 0
-    return client
 
 
 async def begin(client: CountingClient) -> None:
@@ -78,12 +73,28 @@ def is_running(mariadb: MariaDb, text: str) -> bool:
     return any(row[0] == text for row in rows)
 
 
-async def is_refused(port: int) -> bool:
-    try:
-        async with counting_client(port):
-            return False
-    except ConnectionRefusedError:
-        return True
+async def wait_until_closed(stack: LocalCluster) -> None:
+    """Wait until the Envoy accepts no connections of clients."""
+
+    async def is_closed() -> bool:
+        return not await accepts_connections(stack.sql_port)
+
+    await stack.wait_until(is_closed, "the port to close")
+
+
+async def drain_under_load(directory: Path, mariadb: MariaDb, work: Work, done: Sequence[int]) -> None:
+    """Drain an Envoy while a client per entry of `done` works, after each has done its work ten times.
+
+    `work` works with a client of this index, until its session ends.
+    """
+    async with run_supervised(directory, mariadb) as (stack, _), AsyncExitStack() as clients:
+        connected = [await open_session(clients, stack.sql_port) for _ in done]
+        async with asyncio.TaskGroup() as group:
+            for index, client in enumerate(connected):
+                group.create_task(work(client, index))
+            await wait_until(lambda: min(done) >= 10)
+            stack.envoy.process.send_signal(signal.SIGTERM)
+        assert await wait_for_exit(stack) == 0
 
 
 async def wait_for_exit(stack: LocalCluster) -> int:
@@ -93,12 +104,12 @@ async def wait_for_exit(stack: LocalCluster) -> int:
 
 async def test_sessions_end_when_they_are_idle(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
-        idle, in_transaction, busy = [await log_in(clients, stack.sql_port) for _ in range(3)]
+        idle, in_transaction, busy = [await open_session(clients, stack.sql_port) for _ in range(3)]
         await begin(in_transaction)
         await start_statement(stack, busy, 2)
         stack.envoy.process.send_signal(signal.SIGTERM)
         assert await idle.read_to_end() == b""  # a FIN, and no error
-        await stack.wait_until(lambda: is_refused(stack.sql_port), "the port to close")
+        await wait_until_closed(stack)
         assert error_code(await in_transaction.query("do 1")) == 0
         assert (await busy.read_packet())[1] == b"\1"  # the result has one column
         assert (await busy.read_to_end())[4:].startswith(b"\3def")
@@ -113,11 +124,11 @@ async def test_client_that_reads_slowly_gets_its_whole_response(tmp_path: Path, 
     rows, size = 4, 8 << 20  # more than the buffers of the kernel and of Envoy
     row = f"select repeat('x', {size}) as y"
     async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
-        client = await log_in(clients, stack.sql_port)
+        client = await open_session(clients, stack.sql_port)
         client.write_command(0x03, " union all ".join([row] * rows).encode())
         assert (await client.read_packet())[1] == b"\1"  # the response has begun, and has one column
         stack.envoy.process.send_signal(signal.SIGTERM)
-        await stack.wait_until(lambda: is_refused(stack.sql_port), "the port to close")
+        await wait_until_closed(stack)
         response = await client.read_to_end()
         assert response.count(b"x") == rows * size
         assert response[-5:-4] == b"\xfe"  # the packet that ends the rows
@@ -126,7 +137,7 @@ async def test_client_that_reads_slowly_gets_its_whole_response(tmp_path: Path, 
 
 async def test_new_clients_are_served_during_the_wait(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_supervised(tmp_path, mariadb, wait=3) as (stack, health), AsyncExitStack() as clients:
-        before = await log_in(clients, stack.sql_port)
+        before = await open_session(clients, stack.sql_port)
         async with http_client(health) as probe:
             assert (await probe.get("/readyz")).status_code == 200
             stack.envoy.process.send_signal(signal.SIGTERM)
@@ -136,7 +147,7 @@ async def test_new_clients_are_served_during_the_wait(tmp_path: Path, mariadb: M
                 return (await probe.get("/readyz")).text == "not ready: it is ending\n"
 
             await wait_until(is_not_ready)
-        during = await log_in(clients, stack.sql_port)
+        during = await open_session(clients, stack.sql_port)
         for client in (before, during):
             assert error_code(await client.query("do 1")) == 0
         assert time.monotonic() - signalled_at < 3, "this machine is too slow for this test"
@@ -148,7 +159,7 @@ async def test_new_clients_are_served_during_the_wait(tmp_path: Path, mariadb: M
 
 async def test_sessions_that_are_left_are_closed_at_the_timeout(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_supervised(tmp_path, mariadb, timeout=2) as (stack, _), AsyncExitStack() as clients:
-        in_transaction, busy = [await log_in(clients, stack.sql_port) for _ in range(2)]
+        in_transaction, busy = [await open_session(clients, stack.sql_port) for _ in range(2)]
         await begin(in_transaction)
         await start_statement(stack, busy, 60)
         stack.envoy.process.send_signal(signal.SIGTERM)
@@ -160,9 +171,9 @@ async def test_sessions_that_are_left_are_closed_at_the_timeout(tmp_path: Path, 
 
 async def test_second_signal_stops_at_once(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
-        await begin(await log_in(clients, stack.sql_port))
+        await begin(await open_session(clients, stack.sql_port))
         stack.envoy.process.send_signal(signal.SIGTERM)
-        await stack.wait_until(lambda: is_refused(stack.sql_port), "the port to close")
+        await wait_until_closed(stack)
         stack.envoy.process.send_signal(signal.SIGTERM)
         assert await wait_for_exit(stack) == 0
         assert "stopping Envoy at once: a second signal has come" in stack.envoy.process.output()
@@ -185,14 +196,7 @@ async def test_no_statement_runs_without_an_answer(tmp_path: Path, mariadb: Mari
                 answered[writer] += 1
             assert code == SHUTDOWN
 
-    async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
-        connected = [await log_in(clients, stack.sql_port) for _ in range(WRITERS)]
-        async with asyncio.TaskGroup() as group:
-            for writer, client in enumerate(connected):
-                group.create_task(write(client, writer))
-            await wait_until(lambda: min(answered) >= 10)
-            stack.envoy.process.send_signal(signal.SIGTERM)
-        assert await wait_for_exit(stack) == 0
+    await drain_under_load(tmp_path, mariadb, write, answered)
     written = [row[0] for row in run_sql(mariadb, f"select count from {table} order by writer")]
     assert written == answered
 
@@ -213,19 +217,12 @@ async def test_statement_after_an_answered_ping_runs(tmp_path: Path, mariadb: Ma
                 assert error_code(await client.query("do 1")) == 0
             uses[index] += 1
 
-    async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
-        connected = [await log_in(clients, stack.sql_port) for _ in range(WRITERS)]
-        async with asyncio.TaskGroup() as group:
-            for index, client in enumerate(connected):
-                group.create_task(use(client, index))
-            await wait_until(lambda: min(uses) >= 10)
-            stack.envoy.process.send_signal(signal.SIGTERM)
-        assert await wait_for_exit(stack) == 0
+    await drain_under_load(tmp_path, mariadb, use, uses)
 
 
 async def test_operator_drains_an_envoy_and_ends_the_drain(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_supervised(tmp_path, mariadb) as (stack, health), AsyncExitStack() as clients:
-        idle, in_transaction = [await log_in(clients, stack.sql_port) for _ in range(2)]
+        idle, in_transaction = [await open_session(clients, stack.sql_port) for _ in range(2)]
         await begin(in_transaction)
         url = stack.control_plane.api_url
         assert (await run_tidevoy(url, "envoys", "drain", "envoy-1")).stdout == "envoy-1 drains\n"
@@ -244,7 +241,7 @@ async def test_operator_drains_an_envoy_and_ends_the_drain(tmp_path: Path, maria
         await stack.wait_until(has_no_session, "no session")
         await run_tidevoy(url, "envoys", "ready", "envoy-1")
         await stack.wait_until(lambda: http_responds(f"{health}/readyz"), "the Envoy to be ready")
-        await log_in(clients, stack.sql_port)
+        await open_session(clients, stack.sql_port)
 
 
 async def test_envoy_ends_with_its_supervisor_and_the_supervisor_with_its_envoy(

@@ -15,7 +15,7 @@ import pytest
 from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
-from sandbox.server import http_client
+from sandbox.server import accepts_connections, http_client
 from tests.support.clients.server import PemFiles
 from tests.support.controlplane.cli_process import run_tidevoy
 from tests.support.e2e.cluster import counting_client, run_cluster
@@ -113,18 +113,12 @@ async def test_readiness_survives_the_control_plane_and_ends_with_the_envoy(
             (await admin.post("/drain_listeners")).raise_for_status()
         # The connection of `health` is kept open. New connections are refused.
         assert await health.get("/readyz") == (503, "not ready: it is ending\n")
-        host, _, port = stack.control_plane.settings["envoy_health"]["listen"].rpartition(":")
-        # The workers close their ports one after the other.
-        await wait_until(lambda: is_refused(host, int(port)))
+        port = int(stack.control_plane.settings["envoy_health"]["listen"].rpartition(":")[2])
 
+        async def is_closed() -> bool:
+            return not await accepts_connections(port)
 
-async def is_refused(host: str, port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(host, port)
-    except ConnectionRefusedError:
-        return True
-    writer.transport.abort()
-    return False
+        await wait_until(is_closed)  # the workers close their ports one after the other
 
 
 async def probe(host: str, port: int, request: bytes = _REQUEST) -> bytes:

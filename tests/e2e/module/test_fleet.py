@@ -30,6 +30,7 @@ from tests.support.e2e.cluster import (
     get_metrics,
     is_up_to_date,
     metric_key,
+    open_session,
     reload_settings,
     restart_envoy,
     run_another_envoy,
@@ -48,13 +49,6 @@ NO_CONNECT_FAILURES = {"connect": 0, "closed": 0, "error": 0, "invalid": 0, "tls
 CURSOR = 1  # CURSOR_TYPE_READ_ONLY
 # Health checks report a dead node so late that tests observe only how Envoys react to it.
 TOLERANT_CHECKS = {"health": {"sql": {"fall": 100}, "status": {"fall": 100}}}
-
-
-async def open_session(stack: AsyncExitStack, port: int) -> CountingClient:
-    """Log in as root. The session ends when `stack` is closed."""
-    client = await stack.enter_async_context(counting_client(port))
-    assert error_code(await client.log_in()) == 0
-    return client
 
 
 async def open_sessions(exit_stack: AsyncExitStack, port: int, lock: str) -> list[CountingClient]:

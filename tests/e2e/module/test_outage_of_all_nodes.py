@@ -26,11 +26,18 @@ MANY_CLIENTS = 10_000 if SOAK else 200
 NO_NODE = 1105
 
 
-async def log_in_after(stack: LocalCluster, delay: float = 0.0) -> tuple[int, float]:
-    """Return the error code of a login, 0 if it succeeds, and how many seconds it took."""
+async def log_in_after(
+    stack: LocalCluster, delay: float = 0.0, connected: asyncio.Event | None = None
+) -> tuple[int, float]:
+    """Return the error code of a login, 0 if it succeeds, and how many seconds it took.
+
+    `connected` is set when the login begins.
+    """
     await asyncio.sleep(delay)
     started_at = time.monotonic()
     async with counting_client(stack.sql_port) as client:
+        if connected is not None:
+            connected.set()
         code = error_code(await client.log_in())
         return code, time.monotonic() - started_at
 
@@ -70,9 +77,13 @@ async def test_clients_wait_until_a_node_accepts_sessions(
     settings = {"sql": {"wait_for_node": WAIT_FOR_NODE_SECONDS}}
     async with run_cluster(tmp_path, mariadb, nodes=2, settings=settings) as stack:
         async with outage(stack):
-            delays = [OUTAGE_SECONDS * number / CLIENTS for number in range(CLIENTS)]
-            logins = [asyncio.create_task(log_in_after(stack, delay)) for delay in delays]
-            await asyncio.sleep(OUTAGE_SECONDS)
+            delays = [OUTAGE_SECONDS * number / (CLIENTS - 1) for number in range(CLIENTS)]
+            last = asyncio.Event()
+            logins = [
+                asyncio.create_task(log_in_after(stack, delay, last if delay == OUTAGE_SECONDS else None))
+                for delay in delays
+            ]
+            await last.wait()
         results = await asyncio.gather(*logins)
         longest = max(seconds for _, seconds in results)
         print(f"\n{CLIENTS} logins in {OUTAGE_SECONDS} s without nodes; the longest took {longest:.1f} s")

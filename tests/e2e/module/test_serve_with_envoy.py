@@ -16,11 +16,10 @@ import yaml
 from sandbox.child_process import ChildProcess
 from sandbox.control_plane import tidevoy_command
 from sandbox.envoy import envoy_binary
-from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.server import sends_mysql_greeting
-from tests.support.e2e.cluster import CountingClient, counting_client, run_cluster
+from tests.support.e2e.cluster import open_session, run_cluster
 from tests.support.module.bootstrap import require_supervisor
 from tests.support.tidb_sim_clients import error_code
 from tests.support.waiting import wait_until
@@ -62,60 +61,55 @@ class SingleHost:
 
 @asynccontextmanager
 async def run_single_host(
-    stack: LocalCluster,
     directory: Path,
+    mariadb: MariaDb,
     ports: Ports,
     *,
     certificates: Path | None = None,
     xds_tls: Mapping[str, str] | None = None,
 ) -> AsyncIterator[SingleHost]:
-    """Run the service for the nodes of `stack`, beside the control plane and the Envoy of `stack`."""
+    """Run the service for the nodes of a cluster, beside the control plane and the Envoy of this cluster."""
+    require_supervisor()
     sql, xds, api, admin = (ports.allocate() for _ in range(4))
-    config = dict(stack.control_plane.settings) | {
-        "sql": {"listen": f"127.0.0.1:{sql}"},
-        "xds": {"listen": f"127.0.0.1:{xds}"} | ({} if xds_tls is None else {"tls": dict(xds_tls)}),
-        "api": {"listen": f"127.0.0.1:{api}"},
-        "state_dir": str(directory / "state"),
-    }
-    directory.mkdir()  # noqa: ASYNC240
-    (directory / "tidevoy.yaml").write_text(yaml.safe_dump(config))
+    single = directory / "single"
+    single.mkdir()
     command = [
         *tidevoy_command(),
-        *("serve", "--config", str(directory / "tidevoy.yaml"), "--with-envoy"),
+        *("serve", "--config", str(single / "tidevoy.yaml"), "--with-envoy"),
         *("--envoy", str(envoy_binary()), "--envoy-id", "single", "--envoy-admin", f"127.0.0.1:{admin}"),
     ]
     if certificates is not None:
         command += ["--envoy-certificates", str(certificates)]
-    process = ChildProcess("single-host", command, directory=directory)
-    try:
-        host = SingleHost(process, sql)
-        await host.wait_for_greeting()
-        yield host
-    finally:
-        await process.terminate(20.0)
-
-
-async def log_in(stack: AsyncExitStack, port: int) -> CountingClient:
-    client = await stack.enter_async_context(counting_client(port))
-    assert error_code(await client.log_in()) == 0
-    return client
+    async with run_cluster(directory, mariadb) as stack:
+        config = dict(stack.control_plane.settings) | {
+            "sql": {"listen": f"127.0.0.1:{sql}"},
+            "xds": {"listen": f"127.0.0.1:{xds}"} | ({} if xds_tls is None else {"tls": dict(xds_tls)}),
+            "api": {"listen": f"127.0.0.1:{api}"},
+            "state_dir": str(single / "state"),
+        }
+        (single / "tidevoy.yaml").write_text(yaml.safe_dump(config))
+        process = ChildProcess("single-host", command, directory=single)
+        try:
+            host = SingleHost(process, sql)
+            await host.wait_for_greeting()
+            yield host
+        finally:
+            await process.terminate(20.0)
 
 
 async def test_control_plane_and_envoy_are_restarted_independently(
     tmp_path: Path, mariadb: MariaDb, ports: Ports
 ) -> None:
-    require_supervisor()
     async with (
-        run_cluster(tmp_path, mariadb) as stack,
-        run_single_host(stack, tmp_path / "single", ports) as host,
+        run_single_host(tmp_path, mariadb, ports) as host,
         AsyncExitStack() as clients,
     ):
-        session = await log_in(clients, host.sql_port)
+        session = await open_session(clients, host.sql_port)
         await host.kill_and_wait("cli.main")
         assert error_code(await session.query("do 1")) == 0  # the Envoy has not noticed
         await host.kill_and_wait("tidevoy-envoy")
         await host.wait_for_greeting()
-        await log_in(clients, host.sql_port)
+        await open_session(clients, host.sql_port)
         output = host.process.output()
         assert "the control plane was ended by SIGKILL; it is restarted now" in output
         assert "the Envoy was ended by SIGKILL; it is restarted now" in output
@@ -124,13 +118,11 @@ async def test_control_plane_and_envoy_are_restarted_independently(
 async def test_envoy_drains_before_the_control_plane_stops(
     tmp_path: Path, mariadb: MariaDb, ports: Ports
 ) -> None:
-    require_supervisor()
     async with (
-        run_cluster(tmp_path, mariadb) as stack,
-        run_single_host(stack, tmp_path / "single", ports) as host,
+        run_single_host(tmp_path, mariadb, ports) as host,
         AsyncExitStack() as clients,
     ):
-        idle, in_transaction = [await log_in(clients, host.sql_port) for _ in range(2)]
+        idle, in_transaction = [await open_session(clients, host.sql_port) for _ in range(2)]
         assert error_code(await in_transaction.query("begin")) == 0
         host.process.send_signal(signal.SIGTERM)
         assert await idle.read_to_end() == b""
@@ -144,7 +136,6 @@ async def test_envoy_drains_before_the_control_plane_stops(
 async def test_envoy_connects_with_the_certificates_of_the_command(
     tmp_path: Path, mariadb: MariaDb, ports: Ports
 ) -> None:
-    require_supervisor()
     certificates = tmp_path / "certificates"
     command = ["certificates", "init", str(certificates), "--control-plane", "127.0.0.1", "--envoy", "single"]
     init = ChildProcess("init", [*tidevoy_command(), *command], directory=tmp_path)
@@ -155,11 +146,10 @@ async def test_envoy_connects_with_the_certificates_of_the_command(
         "client_ca": str(certificates / "ca.pem"),
     }
     async with (
-        run_cluster(tmp_path, mariadb) as stack,
-        run_single_host(stack, tmp_path / "single", ports, certificates=certificates, xds_tls=tls) as host,
+        run_single_host(tmp_path, mariadb, ports, certificates=certificates, xds_tls=tls) as host,
         AsyncExitStack() as clients,
     ):
-        await log_in(clients, host.sql_port)
+        await open_session(clients, host.sql_port)
 
 
 async def test_wrong_settings_end_the_service(tmp_path: Path) -> None:

@@ -131,10 +131,16 @@ async def is_one_node_tried(live: LiveEnvoy) -> bool:
 async def is_no_node_retried(live: LiveEnvoy) -> bool:
     """Whether the node that closes its connections is not tried again for a second."""
     before = live.nodes.servers[0].connections
-    for _ in range(20):
+
+    async def is_retried() -> bool:
         await live.first_payload()
-        await asyncio.sleep(0.05)
-    return live.nodes.servers[0].connections == before
+        return live.nodes.servers[0].connections != before
+
+    try:
+        await wait_until(is_retried, timeout_seconds=1.0)
+    except TimeoutError:
+        return True
+    return False
 
 
 async def has_no_idle_connection(live: LiveEnvoy) -> bool:

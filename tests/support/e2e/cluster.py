@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
 from tests.support.controlplane.api_server import stored_events
 from tests.support.module.bootstrap import require_module, require_supervisor
-from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient, error_code
 
 _Key = TypeVar("_Key")
 _WAIT_TIMEOUT_SECONDS = 30.0
@@ -97,6 +97,15 @@ async def counting_client(port: int) -> AsyncIterator[CountingClient]:
         yield CountingClient(reader, writer)
     finally:
         writer.transport.abort()
+
+
+async def open_session(
+    exit_stack: AsyncExitStack, port: int, tls: ssl.SSLContext | None = None
+) -> CountingClient:
+    """Log in as root, over TLS if `tls` is set. The session ends when `exit_stack` is closed."""
+    client = await exit_stack.enter_async_context(counting_client(port))
+    assert error_code(await client.log_in(tls=tls)) == 0
+    return client
 
 
 @asynccontextmanager

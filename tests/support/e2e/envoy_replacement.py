@@ -20,7 +20,7 @@ from sandbox.local_cluster import LocalCluster
 from sandbox.server import http_client
 from sandbox.tidb_sim.packets import MySqlCommand
 from tests.support.controlplane.cli_process import CliResult, start_tidevoy, wait_for_result
-from tests.support.e2e.cluster import CountingClient, counting_client
+from tests.support.e2e.cluster import CountingClient, open_session
 from tests.support.module.bootstrap import require_module
 from tests.support.tidb_sim_clients import error_code
 from tests.support.waiting import wait_until
@@ -172,8 +172,7 @@ async def run_working_sessions(
     async with AsyncExitStack() as exit_stack:
         sessions = []
         for number in range(count):
-            client = await exit_stack.enter_async_context(counting_client(port))
-            assert error_code(await client.log_in(tls=tls if number % 3 == 0 else None)) == 0
+            client = await open_session(exit_stack, port, tls if number % 3 == 0 else None)
             statement = b""
             if number % 2:
                 statement = (await client.send_command(MySqlCommand.STMT_PREPARE, b"do 1"))[1:5]

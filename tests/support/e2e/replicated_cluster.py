@@ -20,7 +20,7 @@ from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.server import http_client
 from sandbox.tidb import FakeTidb, Tidb
-from tests.support.e2e.cluster import CountingClient, counting_client
+from tests.support.e2e.cluster import CountingClient, open_session
 from tests.support.module.bootstrap import require_module
 from tests.support.waiting import wait_until
 
@@ -186,8 +186,7 @@ class WorkingClients:
         async with AsyncExitStack() as exit_stack:
             tasks = []
             for _ in range(count):
-                client = await exit_stack.enter_async_context(counting_client(port))
-                assert (await client.log_in())[0] == 0x00
+                client = await open_session(exit_stack, port)
                 tasks.append(asyncio.create_task(sessions._work(client)))
             try:
                 yield sessions

@@ -113,7 +113,7 @@ class LiveEnvoy:
         return time.monotonic() - begin
 
     async def expect_undisturbed(self, sessions: list[RawClient]) -> None:
-        """Check that these sessions still work, and that Envoy replaced no listener and no cluster."""
+        """Check that these sessions still work, and that Envoy has replaced no listener or cluster."""
         for session in sessions:
             assert (await with_timeout(session.send_command(_PING)))[0] == 0
         page = await self.test_bed.envoy.get("/stats?filter=modified|total_listeners_draining")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 
 from tests.support.e2e.cluster import CountingClient
@@ -38,7 +38,6 @@ class ConnectProbe:
     def __init__(self, machine: Machine, address: str, port: int) -> None:
         self._target = (machine, address, port)
         self._successes = [time.monotonic()]
-        self._attempts: set[asyncio.Task[None]] = set()
 
     def restart_measurement(self) -> None:
         """Forget all earlier logins."""
@@ -53,16 +52,14 @@ class ConnectProbe:
         wanted = len(self._successes) + _LOGINS
         await wait_until(lambda: len(self._successes) >= wanted, _WAIT_TIMEOUT_SECONDS)
 
-    async def run(self) -> None:
-        """Start attempts until this is cancelled. They overlap, so a slow one delays no other."""
-        try:
-            while True:
-                attempt = asyncio.create_task(self._attempt())
-                self._attempts.add(attempt)
-                attempt.add_done_callback(self._attempts.discard)
-                await asyncio.sleep(_INTERVAL_SECONDS)
-        finally:
-            await asyncio.gather(*self._attempts)
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Start attempts until `stopping` is set. They overlap, so a slow one delays no other."""
+        async with asyncio.TaskGroup() as attempts:
+            while not stopping.is_set():
+                attempts.create_task(self._attempt())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_INTERVAL_SECONDS):
+                        await stopping.wait()
 
     async def _attempt(self) -> None:
         try:
@@ -82,12 +79,12 @@ class ConnectProbe:
 async def run_connect_probe(machine: Machine, address: str, port: int) -> AsyncIterator[ConnectProbe]:
     """Log in from a machine every 20 ms during the block, which begins when logins succeed."""
     probe = ConnectProbe(machine, address, port)
-    task = asyncio.create_task(probe.run())
+    stopping = asyncio.Event()
+    task = asyncio.create_task(probe.run(stopping))
     try:
         await probe.wait_for_logins()
         probe.restart_measurement()
         yield probe
-        assert not task.done(), task
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        stopping.set()
+        await task

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use envoy_abi::socket::{Io, IoOutcome};
+use socket2::SockRef;
 use tls::Stream;
 
 use super::{Conn, MAX_UNREPORTED_BYTES};
@@ -236,7 +237,9 @@ impl Conn {
     /// Holds back what is sent next, so that [`Self::finish`] can send the FIN in the same segment. Must be lifted soon.
     pub(crate) fn set_cork(&self, is_corked: bool) {
         if self.sending.is_corked.replace(is_corked) != is_corked {
-            self.socket.set_cork(is_corked);
+            // While a TCP connection is corked, the kernel holds back a segment that is not full (tcp(7)). Other sockets
+            // lack the option, and do not need it.
+            let _ = self.socket.with_descriptor(|socket| SockRef::from(&socket).set_tcp_cork(is_corked));
         }
     }
 

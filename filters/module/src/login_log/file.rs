@@ -9,6 +9,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
+
 use super::pending::PendingLines;
 use crate::config::LoginLogConfig;
 
@@ -123,9 +125,12 @@ impl LogFile {
     fn rotate(&mut self) -> io::Result<bool> {
         // Dropping the file releases the lock.
         let Some(open) = self.open.take() else { return Ok(false) };
-        if !envoy_abi::file_lock::try_lock(&open.file)? {
-            self.open = Some(open);
-            return Ok(false);
+        match flock(&open.file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.open = Some(open);
+                return Ok(false);
+            }
+            result => result?,
         }
         if open.id != id_of(&self.path) {
             return Ok(true); // another process has just done it

@@ -28,7 +28,7 @@ pub(super) fn start(file: LogFile, queue: Arc<LineQueue>) -> io::Result<Receiver
     Ok(ended)
 }
 
-/// What operators are told.
+/// A message for Envoy's log.
 #[derive(Debug, PartialEq, Eq)]
 enum Notice<'a> {
     Failed(&'a str),
@@ -48,7 +48,7 @@ struct Writer<'a, L: Fn(&str, &Notice<'_>)> {
     file: LogFile,
     queue: &'a LineQueue,
     counts: &'a LoginLogCounts,
-    /// Whether the last attempt has failed. Operators are told only the first failure.
+    /// Whether the last attempt has failed. Only the first failure is logged.
     is_failing: bool,
     log: L,
 }

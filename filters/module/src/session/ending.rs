@@ -61,7 +61,7 @@ impl Session {
     }
 
     /// Ends the session if this Envoy drains, and nothing is lost by that: a client that logs in gets an error, an
-    /// idle session just ends, and a transaction or a running command continues until the drain's timeout.
+    /// idle session ends without one, and a transaction or a running command continues until the drain's timeout.
     pub(crate) fn end_if_envoy_drains(self: &Rc<Self>) {
         let drain = envoy_drain::phase();
         match self.phase() {

@@ -23,8 +23,9 @@ use crate::no_node_log;
 use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::reachability::MonitoredEndpoint;
+use crate::slot::Slot;
 use crate::unread::has_peer_closed;
-use crate::waiting_logins::{self, ConnectingSlot, WaitingSlot};
+use crate::waiting_logins::{self, ConnectingSlot, WAITING};
 
 /// A server that closes the connection sooner than this has not waited for the client in vain: MariaDB's
 /// `connect_timeout` is at least 2 s (mariadb.com/docs, "Server System Variables").
@@ -49,7 +50,7 @@ pub(super) struct SessionLogin {
     late_full_error: Vec<u8>,
     failover: Option<Rc<LoginFailover>>,
     /// The login waits for a node as long as this value exists.
-    waiting_slot: Option<WaitingSlot>,
+    waiting_slot: Option<Slot>,
     /// The login has waited, and no node has greeted it yet.
     connecting_slot: Option<ConnectingSlot>,
     began_at: Instant,
@@ -174,7 +175,7 @@ impl Session {
         if has_node && waiting.is_empty() || limits.wait_for_node.is_zero() {
             return false;
         }
-        let Some(slot) = WaitingSlot::try_acquire(limits.max_waiting_logins) else { return false };
+        let Some(slot) = WAITING.try_acquire(limits.max_waiting_logins) else { return false };
         self.with_session_login(|login| login.waiting_slot = Some(slot));
         self.handle(Event::WaitBegan);
         self.start_deadline(WAIT_CHECK_INTERVAL.min(limits.wait_for_node));

@@ -11,7 +11,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -20,8 +19,8 @@ import (
 type poolLoad struct {
 	pool      *sql.DB
 	pause     time.Duration
-	stopping  atomic.Bool
-	committed []int64 // by worker
+	stopping  chan struct{} // closed when the workers have to stop
+	committed []int64       // by worker
 	mutex     sync.Mutex
 	errors    map[string]int
 }
@@ -44,7 +43,8 @@ func runPool() error {
 		return err
 	}
 	load := poolLoad{
-		pool: sql.OpenDB(connector), pause: pause, committed: make([]int64, workers), errors: map[string]int{},
+		pool: sql.OpenDB(connector), pause: pause, stopping: make(chan struct{}),
+		committed: make([]int64, workers), errors: map[string]int{},
 	}
 	defer load.pool.Close()
 	if os.Getenv("POOL_SETTINGS") == "recommended" {
@@ -64,13 +64,18 @@ func runPool() error {
 	haveWorked.Wait()
 	fmt.Println("ready")
 	bufio.NewReader(os.Stdin).ReadByte()
-	load.stopping.Store(true)
+	close(load.stopping)
 	haveStopped.Wait()
 	return json.NewEncoder(os.Stdout).Encode(map[string]any{"committed": load.committed, "errors": load.errors})
 }
 
 func (load *poolLoad) work(worker int, hasWorked func()) {
-	for !load.stopping.Load() {
+	for {
+		select {
+		case <-load.stopping:
+			return
+		case <-time.After(load.pause):
+		}
 		if err := load.transaction(worker); err != nil {
 			load.mutex.Lock()
 			load.errors[err.Error()]++
@@ -81,7 +86,6 @@ func (load *poolLoad) work(worker int, hasWorked func()) {
 				hasWorked()
 			}
 		}
-		time.Sleep(load.pause)
 	}
 }
 

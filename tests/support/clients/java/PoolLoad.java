@@ -8,6 +8,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.TreeMap;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLongArray;
 
 /**
@@ -23,7 +24,7 @@ public final class PoolLoad {
     private final CountDownLatch haveWorked = new CountDownLatch(WORKERS);
     private final AtomicLongArray committed = new AtomicLongArray(WORKERS);
     private final TreeMap<String, Integer> errors = new TreeMap<>();
-    private volatile boolean isStopping = false;
+    private final CountDownLatch stopping = new CountDownLatch(1);
 
     private PoolLoad() {}
 
@@ -64,7 +65,7 @@ public final class PoolLoad {
         haveWorked.await();
         System.out.println("ready");
         System.in.read();
-        isStopping = true;
+        stopping.countDown();
         for (Thread thread : threads) {
             thread.join();
         }
@@ -73,18 +74,16 @@ public final class PoolLoad {
     }
 
     private void work(int worker) {
-        while (!isStopping) {
-            try {
-                runTransaction(worker);
-                haveWorked.countDown();
-            } catch (SQLException error) {
-                report(error);
+        try {
+            while (!stopping.await(PAUSE_MILLISECONDS, TimeUnit.MILLISECONDS)) {
+                try {
+                    runTransaction(worker);
+                } catch (SQLException error) {
+                    report(error);
+                }
             }
-            try {
-                Thread.sleep(PAUSE_MILLISECONDS);
-            } catch (InterruptedException interrupted) {
-                return;
-            }
+        } catch (InterruptedException interrupted) {
+            Thread.currentThread().interrupt();
         }
     }
 
@@ -102,7 +101,9 @@ public final class PoolLoad {
                     rows.next();
                 }
                 connection.commit();
-                committed.incrementAndGet(worker); // giving the connection back may still fail
+                if (committed.incrementAndGet(worker) == 1) { // giving the connection back may still fail
+                    haveWorked.countDown();
+                }
             }
         }
     }

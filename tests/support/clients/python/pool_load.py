@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +46,7 @@ class PoolLoad:
         print(json.dumps({"committed": self._committed, "errors": self._errors}), flush=True)
 
     def _work(self, worker: int) -> None:
-        while not self._stopping.is_set():
+        while not self._stopping.wait(PAUSE_SECONDS):
             try:
                 with self._engine.begin() as connection:
                     connection.execute(UPDATE, {"worker": worker})
@@ -59,7 +58,6 @@ class PoolLoad:
                 self._committed[worker] += 1
                 if self._committed[worker] == 1:
                     self._have_worked.wait()
-            time.sleep(PAUSE_SECONDS)
 
 
 def main() -> None:

@@ -123,6 +123,19 @@ fn two_processes_lose_no_lines_when_both_rotate_the_file() {
 }
 
 #[test]
+fn file_that_another_process_rotates_gets_all_lines() {
+    let mut test = TestLog::new(2);
+    test.append(LINE).expect("written");
+    let other = File::open(test.path("logins")).expect("a file");
+    flock(&other, FlockOperation::LockExclusive).expect("a lock");
+    assert_eq!(test.append(&LINE.repeat(4)).expect("written"), 4);
+    assert_eq!(test.lines(), named(&[("logins", 5)]));
+    drop(other);
+    test.append(LINE).expect("written");
+    assert_eq!(test.lines(), named(&[("logins", 1), ("logins.1", 5)]));
+}
+
+#[test]
 fn line_cut_by_an_error_is_completed_and_repeated_in_another_file() {
     let mut test = TestLog::new(2);
     test.append(LINE).expect("written");
