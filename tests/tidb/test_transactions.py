@@ -77,18 +77,20 @@ async def test_begin_statements_have_the_same_answers_during_a_drain(
                 query_rows(connection, f"drop table if exists {table}")
                 query_rows(connection, f"create table {table} (id int primary key)")
 
-        async def undrain_first() -> None:
-            servers.drain(servers.second)
-
-        async def stay(_: Sequence[TransactionCase]) -> None:
+        async def stay(*_: Sequence[TransactionCase]) -> None:
             pass
 
+        async def undrain_first() -> None:
+            async with servers.proxy.wait_applied():
+                servers.drain(servers.second)
+
         async def drain_first(cases: Sequence[TransactionCase]) -> None:
-            servers.drain(servers.first)
+            async with servers.proxy.wait_applied():
+                servers.drain(servers.first)
             await wait_until_greeted(servers.second.port, sum(case.is_pinned for case in cases))
 
         recreate_table()
-        expected = await run_cases(TRANSACTION_CASES, servers.connect, table, stay, undrain_first)
+        expected = await run_cases(TRANSACTION_CASES, servers.connect, table, stay, stay)
         assert find_unexpected(expected, is_fake=False) == []
         recreate_table()
         assert (

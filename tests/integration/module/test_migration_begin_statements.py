@@ -27,7 +27,7 @@ _TABLE = "begins.texts"
 
 @pytest.mark.asyncio
 async def test_begin_statements_are_answered_as_by_a_server(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb) as nodes:
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as nodes:
         first, second = nodes.nodes
         admin = await nodes.connect_answer_client()
         await admin.query("create database if not exists begins")
@@ -36,20 +36,20 @@ async def test_begin_statements_are_answered_as_by_a_server(tmp_path: Path, mari
             await admin.query(f"drop table if exists {_TABLE}")
             await admin.query(f"create table {_TABLE} (id int primary key)")
 
-        async def undrain_first() -> None:
-            nodes.drain(second)
-
-        async def stay(_: Sequence[TransactionCase]) -> None:
+        async def stay(*_: Sequence[TransactionCase]) -> None:
             pass
 
+        async def undrain_first() -> None:
+            async with nodes.proxy.wait_applied():
+                nodes.drain(second)
+
         async def drain_first(cases: Sequence[TransactionCase]) -> None:
-            nodes.drain(first)
+            async with nodes.proxy.wait_applied():
+                nodes.drain(first)
             await wait_until_greeted(second.node.sql_port, sum(case.is_pinned for case in cases))
 
         await recreate_table()
-        expected = await run_cases(
-            TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, stay, undrain_first
-        )
+        expected = await run_cases(TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, stay, stay)
         assert find_unexpected(expected, is_fake=True) == []
         await recreate_table()
         answers = await run_cases(

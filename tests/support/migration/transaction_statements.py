@@ -10,6 +10,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 
@@ -181,25 +182,31 @@ async def run_cases(
     login: ConnectClient,
     table: str,
     before_texts: Callable[[Sequence[TransactionCase]], Awaitable[None]],
-    before_batch: Callable[[], Awaitable[None]],
+    after_batch: Callable[[], Awaitable[None]],
 ) -> dict[TransactionCase, list[Answer]]:
     """Return the answers to each case.
 
-    `before_batch` runs before each batch, `before_texts` between the contexts and the texts of a batch.
+    `before_texts` runs between the contexts and the texts of a batch, `after_batch` after its clients left.
     """
     answers: dict[TransactionCase, list[Answer]] = {}
     for start in range(0, len(cases), BATCH_SIZE):
         batch = cases[start : start + BATCH_SIZE]
-        await before_batch()
-        clients = [await login(case.text.capabilities) for case in batch]
-        first = [await case.run_context(client, table) for case, client in zip(batch, clients, strict=True)]
-        await before_texts(batch)
-        text_answers = await asyncio.gather(
-            *(case.run_text(client, table) for case, client in zip(batch, clients, strict=True)),
-        )
-        for case, context_answers, text_part in zip(batch, first, text_answers, strict=True):
-            answers[case] = context_answers + text_part
-        await asyncio.gather(*(client.quit() for client in clients))
+        with ExitStack() as open_clients:
+            clients = []
+            for case in batch:
+                clients.append(await login(case.text.capabilities))
+                open_clients.callback(clients[-1].writer.close)
+            first = [
+                await case.run_context(client, table) for case, client in zip(batch, clients, strict=True)
+            ]
+            await before_texts(batch)
+            text_answers = await asyncio.gather(
+                *(case.run_text(client, table) for case, client in zip(batch, clients, strict=True)),
+            )
+            for case, context_answers, text_part in zip(batch, first, text_answers, strict=True):
+                answers[case] = context_answers + text_part
+            await asyncio.gather(*(client.quit() for client in clients))
+        await after_batch()
     return answers
 
 

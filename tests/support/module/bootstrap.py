@@ -180,7 +180,7 @@ def bootstrap(hosts: Sequence[Host], config: ModuleConfig) -> dict[str, Any]:
     cluster = {
         "name": "tidb",
         "connect_timeout": f"{config.connect_timeout}s",
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "connection_pool_per_downstream_connection": config.per_connection_pools,
         "circuit_breakers": {"thresholds": [limits]},
         "transport_socket": socket("node", {**NODE_DEFAULTS, **config.node}),

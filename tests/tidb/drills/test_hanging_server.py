@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,14 @@ from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.tidb.node_operations import migration_counts, start_drain, wait_for_state
-from tests.support.tidb.sessions import TrackedSessions, connect, connect_directly, query_value, session_port
+from tests.support.tidb.sessions import (
+    TrackedSessions,
+    connect,
+    connect_directly,
+    query_rows,
+    query_value,
+    session_port,
+)
 from tests.support.waiting import assert_never, wait_until
 from tests.tidb.conftest import STACK_SETTINGS
 
@@ -51,18 +58,28 @@ async def node(cluster: TidbCluster) -> Tidb:
 @asynccontextmanager
 async def no_token(node: Tidb, other: Tidb) -> AsyncIterator[None]:
     """Let a session of the node sleep until the end of the block."""
-    running = "select count(*) from information_schema.cluster_processlist where info = 'select sleep(1000)'"
+    statements = "select instance, id, info from information_schema.cluster_processlist"
+    running = f"select count(*) from ({statements}) as p where info = 'select sleep(1000)'"
     with connect_directly(other) as remote, connect_directly(node, read_timeout=None) as sleeper:
         connection_id = query_value(sleeper, "select connection_id()")
 
+        errors: list[pymysql.MySQLError] = []
+
         def sleep() -> None:
-            with suppress(pymysql.MySQLError):
+            try:
                 sleeper.query("select sleep(1000)")
+            except pymysql.MySQLError as error:
+                errors.append(error)
 
         thread = threading.Thread(target=sleep, daemon=True)
         thread.start()
         try:
-            await wait_until(lambda: query_value(remote, running) == 1)
+            try:
+                await wait_until(lambda: query_value(remote, running) == 1)
+            except TimeoutError:
+                pytest.fail(
+                    f"session {connection_id} does not sleep: {errors}, {query_rows(remote, statements)}"
+                )
             yield
         finally:
             # The node itself would not run this statement.
