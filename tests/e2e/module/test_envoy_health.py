@@ -19,13 +19,12 @@ from sandbox.server import accepts_connections, http_client
 from tests.support.clients.server import PemFiles
 from tests.support.controlplane.cli_process import run_tidevoy
 from tests.support.e2e.cluster import counting_client, run_cluster
-from tests.support.soak import SOAK
 from tests.support.tidb_sim_clients import error_code
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(600 if SOAK else 120)
+pytestmark = pytest.mark.timeout(120)
 
-PROBES = 100_000 if SOAK else 1_000
+PROBES = 100_000
 MAX_GROWTH_BYTES = 1 << 20
 READY = (200, "ready\n")
 _REQUEST = b"GET /readyz HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n"
