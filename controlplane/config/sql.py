@@ -77,11 +77,10 @@ class SqlSettings(SettingsSection):
     """Timeout of a client's login, after which the client gets error 1159 (module only). It also gets this
     error if the node closes the connection earlier because the client is silent."""
     wait_for_node: float = setting(5.0, unit="seconds", ge=0, le=60)
-    """Time for which a new client waits while no node of any group is in service (module only); 0: it gets
-    error 1105 at once. Clients have timeouts of their own."""
+    """Time for which a new client waits while no node of any group is in service, or all nodes refuse
+    connections (module only); 0: it gets error 1105 at once. Clients have timeouts of their own."""
     max_waiting_logins: int = setting(10_000, ge=0, le=10_000_000)
-    """Maximum number of clients of one Envoy that wait because no node is in service; others get error 1105
-    at once."""
+    """Maximum number of clients of one Envoy that wait for a node; others get error 1105 at once."""
     login_limits: LoginLimits = section(LoginLimits, "Limits of clients that have not finished their login.")
     idle_timeout: float = setting(
         0.0, takes_effect="now with the module", unit="seconds", ge=0, le=31_536_000

@@ -41,13 +41,13 @@ LIVE_CONFIG_NAME = "tidevoy.live-config"
 
 # A circuit breaker's maximum. Without a value, Envoy allows 1024 connections and resets further clients.
 _UNLIMITED = 2**32 - 1
-# Connect attempts that Envoy allows if the module enforces `backend.max_connect_attempts`. The number is
-# high, because Envoy also counts attempts at full nodes.
-_MAX_MODULE_ATTEMPTS = 20
 # The highest `backend.connect_timeout`, in seconds.
 _MAX_CONNECT_TIMEOUT = 60.0
 # Backoff before the second connect attempt: a random time up to this. The bound doubles with each attempt.
 _RETRY_SECONDS = 0.025
+# The same with the module, which never tries a dead node twice in a row, and the highest bound. It is reached
+# only if all nodes refuse connections.
+_MODULE_RETRY_SECONDS, _MAX_MODULE_RETRY_SECONDS = 0.001, 0.25
 
 _ADS_CONFIG_SOURCE = {"ads": {}, "resource_api_version": "V3"}
 
@@ -296,8 +296,12 @@ def _tcp_proxy(settings: Settings, profile: EnvoyProfile, group_listener: GroupL
             # 0 means never; without a value, it would be an hour. The module ends idle sessions, because
             # Envoy's timer would also end a session that waits for a long query.
             "idle_timeout": timedelta(0),
-            # The module enforces `backend.max_connect_attempts`, which does not count attempts at full nodes.
-            "max_connect_attempts": {"value": _MAX_MODULE_ATTEMPTS},
+            # The module enforces `backend.max_connect_attempts` and `sql.wait_for_node`.
+            "max_connect_attempts": {"value": _UNLIMITED},
+            "backoff_options": {
+                "base_interval": timedelta(seconds=_MODULE_RETRY_SECONDS),
+                "max_interval": timedelta(seconds=_MAX_MODULE_RETRY_SECONDS),
+            },
         }
     else:
         by_filter = {

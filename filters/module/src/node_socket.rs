@@ -170,7 +170,7 @@ impl NodeConn {
         }
         self.conn.worker.ports.record_greeting(|| self.conn.peer_address());
         self.session.handle(Event::NodeGreeted);
-        self.session.release_connecting_slot();
+        self.session.release_waiting_slots();
         self.session.with_login(|login| {
             login.set_node_rules(self.tls.mode, self.tls.allow_cleartext_backend);
         });

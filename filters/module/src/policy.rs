@@ -1,4 +1,5 @@
-//! The load-balancing policy: chooses the node for a new session. A session never tries the same node twice.
+//! The load-balancing policy: chooses the node for a new session. A session tries no node twice, unless all nodes refuse
+//! connections and the session may wait for a node.
 //!
 //! Ejected nodes come last: a session tries them only if there is no other node.
 //!
@@ -155,11 +156,25 @@ impl Policy for LeastSessions {
         let session = WorkerContext::current().sessions.get_by_hash(context.hash()?)?;
         let (attempts, max_connections) = live_settings::current()
             .map_or((self.attempts, u64::MAX), |live| (live.connect_attempts, live.max_node_connections));
-        if session.failed_node_count() >= attempts {
-            return None;
-        }
         let slot = NODE_CONNECTIONS.try_acquire(max_connections)?;
         let is_tried = |endpoint: &str| session.has_tried(endpoint);
+        let index = if session.failed_node_count() < attempts { self.choose_index(hosts, is_tried) } else { None };
+        let index = index.or_else(|| {
+            let may_retry = self.has_only_failed_nodes(is_tried) && session.try_nodes_again();
+            may_retry.then(|| self.choose_index(hosts, |_| false)).flatten()
+        })?;
+        let candidate = &self.candidates.borrow()[index];
+        candidate.next_turn.set(candidate.next_turn.get() + 1.0 / f64::from(candidate.weight));
+        session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.clone());
+        let (worker, node) = (Rc::clone(&session.worker), Rc::clone(&candidate.node));
+        worker.sessions.set_connecting(Connecting { session, node, slot });
+        Some(candidate.at)
+    }
+}
+
+impl LeastSessions {
+    /// The index of the chosen candidate.
+    fn choose_index(&self, hosts: &Hosts<'_>, is_tried: impl Fn(&str) -> bool + Copy) -> Option<usize> {
         let is_there = |at: usize| {
             let candidate = &self.candidates.borrow()[at];
             hosts.healthy_address(candidate.at) == Some(&candidate.endpoint)
@@ -173,16 +188,18 @@ impl Policy for LeastSessions {
         while !self.try_admit(choice?) {
             choice = self.best_choice(is_tried);
         }
-        let candidate = &self.candidates.borrow()[choice?.index];
-        candidate.next_turn.set(candidate.next_turn.get() + 1.0 / f64::from(candidate.weight));
-        session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.clone());
-        let (worker, node) = (Rc::clone(&session.worker), Rc::clone(&candidate.node));
-        worker.sessions.set_connecting(Connecting { session, node, slot });
-        Some(candidate.at)
+        Some(choice?.index)
     }
-}
 
-impl LeastSessions {
+    /// Whether each node has refused this session, or has refused others and is ejected.
+    fn has_only_failed_nodes(&self, is_tried: impl Fn(&str) -> bool) -> bool {
+        let candidates = self.candidates.borrow();
+        candidates
+            .iter()
+            .filter(|candidate| candidate.weight > 0)
+            .all(|candidate| is_tried(&candidate.endpoint) || candidate.node.shared.ejected_until().is_some())
+    }
+
     /// The best node that is not ejected. If all nodes are ejected, the node whose ejection ends first.
     fn best_choice(&self, is_tried: impl Fn(&str) -> bool) -> Option<Choice> {
         let candidates = self.candidates.borrow();

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.ports import Ports
 from sandbox.tidb_sim.packets import frame
 from tests.support.fake_servers import run_fake_server
 from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
@@ -32,6 +33,7 @@ def waiting_config(directory: Path, wait: float = WAIT_SECONDS, limit: int = 100
     return ModuleConfig(
         live_settings={"wait_for_node": wait, "max_waiting_logins": limit},
         endpoints=directory / "endpoints.json",
+        connect_attempts=100_000,
     )
 
 
@@ -105,3 +107,26 @@ async def test_clients_wait_while_all_nodes_refuse_connections(tmp_path: Path) -
         async with run_fake_server(serve_ok, port=port):
             await asyncio.gather(*map(log_in, clients))
         assert "a node in service accepts connections again" in proxy.log
+
+
+async def test_login_tries_nodes_again_until_one_accepts(tmp_path: Path, ports: Ports) -> None:
+    """The login begins before Envoy has noticed that all nodes refuse connections."""
+    refusing = [ports.allocate() for _ in range(2)]
+    nodes = [f"127.0.0.1:{port}" for port in refusing]
+    async with run_envoy(tmp_path, nodes, waiting_config(tmp_path)) as proxy:
+        client = await proxy.connect()
+        await assert_nothing_received(client.reader, 0.3)
+        async with run_fake_server(serve_ok, port=refusing[1]):
+            await log_in(client)
+
+
+@pytest.mark.parametrize(("wait", "limit"), [(0.5, 1), (WAIT_SECONDS, 0)])
+async def test_login_fails_if_nodes_refuse_for_too_long(
+    wait: float, limit: int, tmp_path: Path, ports: Ports
+) -> None:
+    node = f"127.0.0.1:{ports.allocate()}"
+    async with run_envoy(tmp_path, [node], waiting_config(tmp_path, wait, limit)) as proxy:
+        for _ in range(2):  # the first login releases its slot
+            started_at = time.monotonic()
+            assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE_ERROR)
+            assert limit * wait <= time.monotonic() - started_at < WAIT_SECONDS / 2

@@ -49,7 +49,7 @@ pub(super) struct SessionLogin {
     /// The error of a full node that has greeted. Kept until the failover starts.
     late_full_error: Vec<u8>,
     failover: Option<Rc<LoginFailover>>,
-    /// The login waits for a node as long as this value exists.
+    /// The login waits for a node, or tries all of them again and again, as long as this value exists.
     waiting_slot: Option<Slot>,
     /// The login has waited, and no node has greeted it yet.
     connecting_slot: Option<ConnectingSlot>,
@@ -196,9 +196,31 @@ impl Session {
         self.handle(if self.has_client_left() { Event::ClientFinished } else { Event::NodeInService });
     }
 
-    /// A node has greeted: another login that waits may connect.
-    pub(crate) fn release_connecting_slot(&self) {
-        let _slot = self.with_session_login(|login| login.connecting_slot.take());
+    /// Lets a login that no node has accepted try all nodes again, within the limits of waiting logins. False: the login
+    /// must fail.
+    ///
+    /// A connection that Envoy's proxy handles already cannot be withheld from it. Envoy pauses between two attempts.
+    pub(crate) fn try_nodes_again(&self) -> bool {
+        let limits = live_config::limits();
+        let retry = |login: &mut SessionLogin| {
+            // A full node has answered, so there is nothing to wait for.
+            if login.full_nodes > 0 || login.elapsed() >= limits.wait_for_node {
+                return false;
+            }
+            login.waiting_slot = login.waiting_slot.take().or_else(|| WAITING.try_acquire(limits.max_waiting_logins));
+            login.tried_endpoints.clear();
+            login.waiting_slot.is_some()
+        };
+        let may_retry = self.with_session_login(retry).unwrap_or(false);
+        if may_retry {
+            self.extend_deadline(limits.login_timeout); // the wait does not count towards it
+        }
+        may_retry
+    }
+
+    /// A node has greeted: the login no longer waits, and another one that waits may connect.
+    pub(crate) fn release_waiting_slots(&self) {
+        let _slots = self.with_session_login(|login| (login.waiting_slot.take(), login.connecting_slot.take()));
     }
 
     /// Ends the wait for a node if it is over, or if the client has left. Envoy does not notice that meanwhile.
