@@ -54,7 +54,7 @@ def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson 
         if envoy["problem"]:
             print_note(f"{envoy['id']}: {envoy['problem']}")
         if envoy["stale_resources"]:
-            outdated = ", ".join(envoy["stale_resources"])
+            outdated = ", ".join(envoy.get("stale_settings") or envoy["stale_resources"])
             print_note(
                 f"{envoy['id']} uses older settings until that Envoy restarts: {outdated};"
                 " `tidevoy envoys replace` on its machine applies them without cutting a session"

@@ -86,6 +86,11 @@ class _EnvoyFields(ResponseModel):
         "status.stale_resources",
         "Resources of which the Envoy keeps an older version until it is restarted.",
     )
+    stale_settings: list[str] = attribute(
+        "status.stale_settings",
+        "Settings that the Envoy applies only when it is restarted. Empty if they are not known, because the"
+        " control plane itself was restarted since they changed.",
+    )
     last_nack: NackDetails | None = attribute("status.last_nack")
     config_rejection: ConfigRejectionDetails | None = Field(
         description="The last configuration that the Envoy's module rejected."

@@ -70,7 +70,8 @@ def _registration_blockers(
     elif entry["acked_version"] != entry["published_version"]:
         yield f"{new.id} has not acknowledged the published version {entry['published_version']}"
     if entry["stale_resources"]:
-        yield f"{new.id} itself uses older settings: {', '.join(entry['stale_resources'])}"
+        outdated = entry.get("stale_settings") or entry["stale_resources"]
+        yield f"{new.id} itself uses older settings: {', '.join(outdated)}"
     if old_entry is None:
         return
     if _filter_rank(entry["filter"]) > _filter_rank(old_entry["filter"]):

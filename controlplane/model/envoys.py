@@ -32,6 +32,7 @@ class EnvoyStatus:
     problem: str = ""  # why it serves no traffic, or only with reduced function; empty: none
     streams: int = 1  # open streams; more than one means that several Envoys share an id
     stale_resources: tuple[str, ...] = ()  # resources that stay outdated until it is restarted
+    stale_settings: tuple[str, ...] = ()  # settings that it applies only when restarted, if they are known
     last_nack: Nack | None = None
     nacks: int = 0
     certificate_expires_at: float | None = None  # expiry of its client certificate; None: it has none

@@ -134,6 +134,7 @@ class PeerMessageReader:
         }
         values["last_seen"] = self._clock.to_local(envoy.last_seen)
         values["stale_resources"] = tuple(envoy.stale_resources)
+        values["stale_settings"] = tuple(envoy.stale_settings)
         if values["connected_since"] is not None:
             values["connected_since"] = self._connected_since[envoy.id][1]
         if (nack := values["last_nack"]) is not None:

@@ -127,6 +127,7 @@ def _status(record: _EnvoyRecord, snapshots: SnapshotCache, now: float) -> Envoy
         has_acknowledged_endpoints=stream.has_acknowledged_endpoints(snapshots),
         streams=len(record.open_streams),
         stale_resources=stream.stale_resources(snapshots),
+        stale_settings=stream.stale_settings(snapshots),
         last_nack=record.last_nack,
         nacks=record.nacks,
         certificate_expires_at=stream.certificate_until,

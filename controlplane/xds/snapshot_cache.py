@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import starmap
 
 from controlplane.config import schema
+from controlplane.config.loader import apply_reload
 from controlplane.config.settings import Settings, build_policy
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import Plan
@@ -21,6 +22,7 @@ from controlplane.xds.resource_set import (
     digest_of,
     make_resource,
     make_resource_with_live_settings,
+    structures_of,
 )
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 from controlplane.xds.resources.endpoints import build_load_assignment, nodes_by_group, preferred_zones
@@ -38,6 +40,9 @@ from controlplane.xds.resources.live_config import (
     with_random_padding,
 )
 from controlplane.xds.resources.profile import EnvoyProfile
+
+# How many earlier settings are kept, to name the settings that an Envoy has not applied.
+_MAX_EARLIER_SETTINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,12 @@ class Snapshot:
 class StaticResources:
     """The clusters and listeners of all profiles under some settings. They do not depend on the plan."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, replaces: StaticResources | None = None) -> None:
         self.settings = settings
+        self._earlier: tuple[StaticResources, ...] = ()
+        if replaces is not None:
+            added = () if replaces.settings == settings else (StaticResources(replaces.settings),)
+            self._earlier = (*added, *replaces._earlier)[:_MAX_EARLIER_SETTINGS]
         self._without_live_settings = schema.with_defaults_of_reloadable(settings)
         self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
 
@@ -92,6 +101,22 @@ class StaticResources:
                 build_resource_set(LISTENER, self._build(build_listeners, zoneless)),
             )
         return self._cache[zoneless]
+
+    def changed_settings(
+        self, profile: EnvoyProfile, held: Mapping[ResourceType, Set[str]]
+    ) -> tuple[str, ...]:
+        """Return which settings have changed since an Envoy got resources with these structures.
+
+        Only settings that such an Envoy does not apply while it runs. Empty if it is not known from which
+        settings the resources were built, such as before the control plane was restarted.
+        """
+        for earlier in self._earlier:
+            built = dict(zip((CLUSTER, LISTENER), earlier.for_profile(profile), strict=True))
+            if all(names <= structures_of(built[kind].versions.values()) for kind, names in held.items()):
+                changes = apply_reload(earlier.settings, self.settings)[1]
+                live = () if profile.gets_settings_live else changes.applied_by_module
+                return (*changes.needs_new_envoys, *live)
+        return ()
 
     def _build(
         self, build: Callable[[Settings, EnvoyProfile], Mapping[str, bytes]], profile: EnvoyProfile
@@ -129,6 +154,13 @@ class SnapshotCache:
     def get(self, profile: EnvoyProfile) -> Snapshot | None:
         """Return the snapshot of a profile, or None if nothing is published yet."""
         return None if self._static_resources is None else self[profile]
+
+    def changed_settings(
+        self, profile: EnvoyProfile, held: Mapping[ResourceType, Set[str]]
+    ) -> tuple[str, ...]:
+        """Return which settings have changed; see `StaticResources.changed_settings`."""
+        static_resources = self._static_resources
+        return () if static_resources is None else static_resources.changed_settings(profile, held)
 
     def with_overrides(self, profile: EnvoyProfile, envoy: str) -> EnvoyProfile:
         """Return the profile with the switches that this plan has for an Envoy."""

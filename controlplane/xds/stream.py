@@ -146,14 +146,28 @@ class Stream:
 
     def stale_resources(self, snapshots: SnapshotCache) -> tuple[str, ...]:
         """Return the resource types that this Envoy has in another version than a new Envoy would get."""
+        return tuple(resource_type.display_name for resource_type in self._stale_types(snapshots))
+
+    def stale_settings(self, snapshots: SnapshotCache) -> tuple[str, ...]:
+        """Return the settings that only a new Envoy would apply; empty if they are not known."""
+        held = {
+            resource_type: self._subscriptions[resource_type].held_structures()
+            for resource_type in self._stale_types(snapshots)
+        }
+        # After a change of `xds.filter`, the resources are those of another profile.
+        profiles = (self.profile, *(profile.for_envoy(self.envoy_node) for profile in PROFILES))
+        changed = (snapshots.changed_settings(profile, held) for profile in profiles if held)
+        return next(filter(None, changed), ())
+
+    def _stale_types(self, snapshots: SnapshotCache) -> list[ResourceType]:
         snapshot = self._snapshot(snapshots)
         if snapshot is None:
-            return ()
-        return tuple(
-            resource_type.display_name
+            return []
+        return [
+            resource_type
             for resource_type, subscription in self._subscriptions.items()
             if subscription.is_stale(snapshot.resource_sets[resource_type])
-        )
+        ]
 
     def active_filter(self, snapshots: SnapshotCache) -> str:
         """Return the MySQL filter in the Envoy's listener; without a listener, its future filter."""

@@ -100,11 +100,15 @@ class Subscription(ABC):
         """
         if not self._type.immutable or not self.has_resources:
             return False
-        return not structures_of(self._held_versions()) <= structures_of(published.versions.values())
+        return not self.held_structures() <= structures_of(published.versions.values())
 
     def has_resource(self, resource: Resource) -> bool:
         """Whether the Envoy has this published resource of an immutable type."""
-        return structures_of([resource.version]) <= structures_of(self._held_versions())
+        return structures_of([resource.version]) <= self.held_structures()
+
+    def held_structures(self) -> frozenset[str]:
+        """Return what identifies the resources that the Envoy has, except for settings that it applies."""
+        return structures_of(self._held_versions())
 
     @abstractmethod
     def _held_versions(self) -> Iterable[str]:
@@ -226,7 +230,7 @@ class SotwSubscription(Subscription):
         if super().is_stale(published):
             return True
         # Resources whose content is not known cannot be repeated, so the Envoy gets no further ones.
-        lacks_any = not structures_of(published.versions.values()) <= structures_of(self._held_versions())
+        lacks_any = not structures_of(published.versions.values()) <= self.held_structures()
         is_unknown = self.has_resources and self._held_resources(published) is None
         return self._type.immutable and is_unknown and lacks_any
 

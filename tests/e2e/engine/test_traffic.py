@@ -295,6 +295,7 @@ async def check_nack(stack: LocalCluster, tmp_path: Path) -> None:
         assert envoys["envoy-2"]["acked_version"] != envoys["envoy-2"]["published_version"]
         assert envoys["envoy-1"]["last_nack"] is None
         assert envoys["envoy-1"]["stale_resources"] == ["listener"]
+        assert envoys["envoy-1"]["stale_settings"] == ["sql.listen"]
         await short.wait_for_attempts(50)
         assert short.failures() == []
 

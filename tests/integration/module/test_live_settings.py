@@ -301,6 +301,8 @@ async def test_settings_for_new_envoys_are_reported_as_stale(
         session = await live.log_in()
         live.change({"sql": {"access_log": str(tmp_path / "sessions.log")}})
         await wait_until(lambda: live.test_bed.status.stale_resources == ("listener",))
+        assert live.test_bed.status.stale_settings == ("sql.access_log",)
         assert (await session.send_command(0x0E))[0] == 0
         live.change({})
         await wait_until(lambda: live.test_bed.status.stale_resources == ())
+        assert not live.test_bed.status.stale_settings

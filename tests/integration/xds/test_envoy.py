@@ -212,9 +212,11 @@ async def test_envoy_keeps_its_listener(ports: Ports, envoy_process: StartEnvoy,
         test_bed.settings = test_bed.with_settings({"sql": {"idle_timeout": 77}})
         test_bed.server.configure(test_bed.settings)
         await wait_until(lambda: test_bed.status.stale_resources == ("listener",))
+        assert test_bed.status.stale_settings == ("sql.idle_timeout",)
         await wait_until(test_bed.is_acked)  # the changed listener is not sent
         await test_bed.restart_server(plan)  # a restarted control plane does not send it either
         await wait_until(lambda: test_bed.status.stale_resources == ("listener",))
+        assert not test_bed.status.stale_settings  # it does not know the settings before its restart
         await test_bed.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=9)))
         stats = await test_bed.envoy.stats("^listener_manager.listener_modified$")
         assert stats == {"listener_manager.listener_modified": 0}

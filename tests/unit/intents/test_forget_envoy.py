@@ -36,6 +36,7 @@ CONNECTED = EnvoyStatus(
     has_acknowledged_endpoints=True,
     streams=1,
     stale_resources=(),
+    stale_settings=(),
     last_nack=None,
     nacks=0,
 )

@@ -44,6 +44,7 @@ statuses = st.builds(
     problem=texts,
     streams=st.integers(0, 5),
     stale_resources=st.lists(texts, max_size=3).map(tuple),
+    stale_settings=st.lists(texts, max_size=3).map(tuple),
     last_nack=st.one_of(st.none(), nacks),
     nacks=st.integers(0, 1 << 40),
     certificate_expires_at=st.one_of(st.none(), times),
