@@ -88,8 +88,8 @@ class _EnvoyFields(ResponseModel):
     )
     stale_settings: list[str] = attribute(
         "status.stale_settings",
-        "Settings that the Envoy applies only when it is restarted. Empty if they are not known, because the"
-        " control plane itself was restarted since they changed.",
+        "Settings that the Envoy applies only when it is restarted. Empty if they are not known, such as"
+        " after a restart of the control plane.",
     )
     last_nack: NackDetails | None = attribute("status.last_nack")
     config_rejection: ConfigRejectionDetails | None = Field(

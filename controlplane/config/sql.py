@@ -126,8 +126,9 @@ class BackendSettings(SettingsSection):
     connect_timeout: float = setting(1.0, takes_effect="now with the module", unit="seconds", gt=0, le=60)
     """Timeout of a TCP connection to a node; with the module, it includes the node's greeting."""
     max_connect_attempts: int = setting(3, takes_effect="now with the module", ge=1, le=20)
-    """Number of nodes that an Envoy tries for one client before it gives up; with the module, nodes that
-    return error 1040 (too many connections) do not count."""
+    """Number of nodes that an Envoy tries for one client before it gives up. With the module, nodes that
+    return error 1040 (too many connections) do not count, and if all nodes refuse connections, the client
+    goes on for `sql.wait_for_node`."""
     max_connections: int = setting(0, takes_effect="now with the module", ge=0, le=10_000_000)
     """Maximum number of connections of one Envoy to all nodes; 0: unlimited."""
     ejection_time: float = setting(5.0, takes_effect="now with the module", unit="seconds", gt=0, le=300)

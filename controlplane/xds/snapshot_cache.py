@@ -42,7 +42,7 @@ from controlplane.xds.resources.live_config import (
 from controlplane.xds.resources.profile import EnvoyProfile
 
 # How many earlier settings are kept, to name the settings that an Envoy has not applied.
-_MAX_EARLIER_SETTINGS = 16
+_MAX_EARLIER_SETTINGS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class StaticResources:
         if replaces is not None:
             added = () if replaces.settings == settings else (StaticResources(replaces.settings),)
             self._earlier = (*added, *replaces._earlier)[:_MAX_EARLIER_SETTINGS]
+        self._changed_settings: dict[tuple[EnvoyProfile, frozenset[str]], tuple[str, ...]] = {}
         self._without_live_settings = schema.with_defaults_of_reloadable(settings)
         self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
 
@@ -102,21 +103,27 @@ class StaticResources:
             )
         return self._cache[zoneless]
 
-    def changed_settings(
-        self, profile: EnvoyProfile, held: Mapping[ResourceType, Set[str]]
-    ) -> tuple[str, ...]:
+    def changed_settings(self, profile: EnvoyProfile, held: frozenset[str]) -> tuple[str, ...]:
         """Return which settings have changed since an Envoy got resources with these structures.
 
         Only settings that such an Envoy does not apply while it runs. Empty if it is not known from which
-        settings the resources were built, such as before the control plane was restarted.
+        settings the resources were built, such as after a restart of the control plane.
         """
-        for earlier in self._earlier:
-            built = dict(zip((CLUSTER, LISTENER), earlier.for_profile(profile), strict=True))
-            if all(names <= structures_of(built[kind].versions.values()) for kind, names in held.items()):
-                changes = apply_reload(earlier.settings, self.settings)[1]
-                live = () if profile.gets_settings_live else changes.applied_by_module
-                return (*changes.needs_new_envoys, *live)
-        return ()
+        key = (profile, held)
+        if key not in self._changed_settings:
+            earlier = (one.settings for one in self._earlier if held <= one._structures(profile))
+            self._changed_settings[key] = self._changed_since(next(earlier, self.settings), profile)
+        return self._changed_settings[key]
+
+    def _changed_since(self, earlier: Settings, profile: EnvoyProfile) -> tuple[str, ...]:
+        changes = apply_reload(earlier, self.settings)[1]
+        live = () if profile.gets_settings_live else changes.applied_by_module
+        return (*changes.needs_new_envoys, *live)
+
+    def _structures(self, profile: EnvoyProfile) -> frozenset[str]:
+        return structures_of(
+            version for resources in self.for_profile(profile) for version in resources.versions.values()
+        )
 
     def _build(
         self, build: Callable[[Settings, EnvoyProfile], Mapping[str, bytes]], profile: EnvoyProfile
@@ -155,9 +162,7 @@ class SnapshotCache:
         """Return the snapshot of a profile, or None if nothing is published yet."""
         return None if self._static_resources is None else self[profile]
 
-    def changed_settings(
-        self, profile: EnvoyProfile, held: Mapping[ResourceType, Set[str]]
-    ) -> tuple[str, ...]:
+    def changed_settings(self, profile: EnvoyProfile, held: frozenset[str]) -> tuple[str, ...]:
         """Return which settings have changed; see `StaticResources.changed_settings`."""
         static_resources = self._static_resources
         return () if static_resources is None else static_resources.changed_settings(profile, held)

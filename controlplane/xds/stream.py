@@ -7,7 +7,7 @@ from typing import Any
 
 from controlplane.model.nodes import CLUSTER_NAME
 from controlplane.xds.discovery_request import parse_envoy_node, parse_request
-from controlplane.xds.resource_set import ResourceSet
+from controlplane.xds.resource_set import ResourceSet, structures_of
 from controlplane.xds.resource_type import (
     CLUSTER,
     ENDPOINTS,
@@ -150,13 +150,16 @@ class Stream:
 
     def stale_settings(self, snapshots: SnapshotCache) -> tuple[str, ...]:
         """Return the settings that only a new Envoy would apply; empty if they are not known."""
-        held = {
-            resource_type: self._subscriptions[resource_type].held_structures()
-            for resource_type in self._stale_types(snapshots)
-        }
+        snapshot = self._snapshot(snapshots)
+        if snapshot is None:
+            return ()
+        stale: frozenset[str] = frozenset()
+        for resource_type in self._stale_types(snapshots):
+            published = structures_of(snapshot.resource_sets[resource_type].versions.values())
+            stale |= self._subscriptions[resource_type].held_structures() - published
         # After a change of `xds.filter`, the resources are those of another profile.
-        profiles = (self.profile, *(profile.for_envoy(self.envoy_node) for profile in PROFILES))
-        changed = (snapshots.changed_settings(profile, held) for profile in profiles if held)
+        profiles = dict.fromkeys((self.profile, *(each.for_envoy(self.envoy_node) for each in PROFILES)))
+        changed = (snapshots.changed_settings(profile, stale) for profile in profiles if stale)
         return next(filter(None, changed), ())
 
     def _stale_types(self, snapshots: SnapshotCache) -> list[ResourceType]:

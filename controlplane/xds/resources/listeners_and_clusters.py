@@ -43,11 +43,10 @@ LIVE_CONFIG_NAME = "tidevoy.live-config"
 _UNLIMITED = 2**32 - 1
 # The highest `backend.connect_timeout`, in seconds.
 _MAX_CONNECT_TIMEOUT = 60.0
-# Backoff before the second connect attempt: a random time up to this. The bound doubles with each attempt.
-_RETRY_SECONDS = 0.025
-# The same with the module, which never tries a dead node twice in a row, and the highest bound. It is reached
-# only if all nodes refuse connections.
-_MODULE_RETRY_SECONDS, _MAX_MODULE_RETRY_SECONDS = 0.001, 0.25
+# Pause before another connect attempt: a random time up to this. It must not grow with each attempt, because
+# Envoy has one backoff for all clients of a listener, and never resets it (`enableRetryTimer` in
+# envoyproxy/envoy `source/common/tcp_proxy/tcp_proxy.cc`).
+_MAX_RETRY_SECONDS = 0.1
 
 _ADS_CONFIG_SOURCE = {"ads": {}, "resource_api_version": "V3"}
 
@@ -298,27 +297,23 @@ def _tcp_proxy(settings: Settings, profile: EnvoyProfile, group_listener: GroupL
             "idle_timeout": timedelta(0),
             # The module enforces `backend.max_connect_attempts` and `sql.wait_for_node`.
             "max_connect_attempts": {"value": _UNLIMITED},
-            "backoff_options": {
-                "base_interval": timedelta(seconds=_MODULE_RETRY_SECONDS),
-                "max_interval": timedelta(seconds=_MAX_MODULE_RETRY_SECONDS),
-            },
         }
     else:
         by_filter = {
             "idle_timeout": timedelta(seconds=settings.sql.idle_timeout),
             "max_connect_attempts": {"value": settings.backend.max_connect_attempts},
-            # A worker learns of an ejection through the main thread. Without a backoff, the worker would
-            # retry before that, and probably at the same dead node, because it has the fewest connections.
-            "backoff_options": {
-                "base_interval": timedelta(seconds=_RETRY_SECONDS),
-                "max_interval": timedelta(seconds=4 * _RETRY_SECONDS),
-            },
         }
     if settings.sql.access_log is not None:
         module_namespace = dynamic_module.METADATA_NAMESPACE if profile.has_module else ""
         by_filter["access_log"] = [build_access_log(settings.sql.access_log, module_namespace)]
+    # Without the module, a worker learns of an ejection through the main thread. Without a pause, the worker
+    # would retry before that, and probably at the same dead node, because it has the fewest connections.
+    pause = timedelta(seconds=_MAX_RETRY_SECONDS)
     proxy = tcp_proxy_pb2.TcpProxy(
-        stat_prefix=group_listener.listener_name, cluster=group_listener.cluster_name, **by_filter
+        stat_prefix=group_listener.listener_name,
+        cluster=group_listener.cluster_name,
+        backoff_options={"base_interval": pause, "max_interval": pause},
+        **by_filter,
     )
     return {"name": "envoy.filters.network.tcp_proxy", "typed_config": pack(proxy)}
 

@@ -69,7 +69,7 @@ impl Conn {
         self.sending.is_direct.set(true);
     }
 
-    /// Enables TCP keepalive. A socket that is not TCP stays as it is.
+    /// Enables TCP keepalive, with these times if the socket is one of TCP.
     pub(crate) fn set_keepalive(&self, keepalive: &TcpKeepalive) {
         let _ = self.socket.with_descriptor(|socket| SockRef::from(&socket).set_tcp_keepalive(keepalive));
     }

@@ -319,6 +319,11 @@ impl WorkerHosts {
         self.with_hosts(|all| all.values().flatten().any(|host| host.weight > 0))
     }
 
+    /// Whether this is true of the endpoints of all nodes that may get new sessions.
+    pub(crate) fn all_open_endpoints(&self, is_true: impl Fn(&str) -> bool) -> bool {
+        self.with_hosts(|all| all.values().flatten().filter(|host| host.weight > 0).all(|host| is_true(&host.endpoint)))
+    }
+
     /// The addresses of all nodes that may get new sessions.
     pub(crate) fn open_addresses(&self) -> Vec<SocketAddr> {
         let address = |host: &Host| host.endpoint.parse().ok().filter(|_| host.weight > 0);

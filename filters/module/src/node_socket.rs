@@ -170,7 +170,7 @@ impl NodeConn {
         }
         self.conn.worker.ports.record_greeting(|| self.conn.peer_address());
         self.session.handle(Event::NodeGreeted);
-        self.session.release_waiting_slots();
+        self.session.release_connecting_slots();
         self.session.with_login(|login| {
             login.set_node_rules(self.tls.mode, self.tls.allow_cleartext_backend);
         });
@@ -482,6 +482,7 @@ impl UpstreamSocket for NodeConn {
 
     fn report_connect_failure(&self, node: &WorkerNode, endpoint: &str, failure: ConnectFailure) {
         node.counts.connect_failures[failure as usize].add(1);
+        self.session.record_refusal(failure == ConnectFailure::Connect);
         let duration = live_settings::current().map_or(self.options.ejection, |live| live.ejection);
         let was_ejected = node.shared.ejection_details().is_some();
         if let Some(reason) = failure.eject_reason()

@@ -1,5 +1,5 @@
-//! The load-balancing policy: chooses the node for a new session. A session tries no node twice, unless all nodes refuse
-//! connections and the session may wait for a node.
+//! The load-balancing policy: chooses the node for a new session. A session tries no node twice, unless
+//! nodes refuse connections and it may wait for one.
 //!
 //! Ejected nodes come last: a session tries them only if there is no other node.
 //!
@@ -160,7 +160,7 @@ impl Policy for LeastSessions {
         let is_tried = |endpoint: &str| session.has_tried(endpoint);
         let index = if session.failed_node_count() < attempts { self.choose_index(hosts, is_tried) } else { None };
         let index = index.or_else(|| {
-            let may_retry = self.has_only_failed_nodes(is_tried) && session.try_nodes_again();
+            let may_retry = self.has_usable_node(hosts) && session.try_nodes_again();
             may_retry.then(|| self.choose_index(hosts, |_| false)).flatten()
         })?;
         let candidate = &self.candidates.borrow()[index];
@@ -191,13 +191,12 @@ impl LeastSessions {
         Some(choice?.index)
     }
 
-    /// Whether each node has refused this session, or has refused others and is ejected.
-    fn has_only_failed_nodes(&self, is_tried: impl Fn(&str) -> bool) -> bool {
-        let candidates = self.candidates.borrow();
-        candidates
-            .iter()
-            .filter(|candidate| candidate.weight > 0)
-            .all(|candidate| is_tried(&candidate.endpoint) || candidate.node.shared.ejected_until().is_some())
+    /// Whether a node is in service, tried or not.
+    fn has_usable_node(&self, hosts: &Hosts<'_>) -> bool {
+        if self.is_outdated() {
+            self.hosts_changed(hosts);
+        }
+        self.candidates.borrow().iter().any(|candidate| candidate.weight > 0)
     }
 
     /// The best node that is not ejected. If all nodes are ejected, the node whose ejection ends first.

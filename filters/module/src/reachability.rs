@@ -82,21 +82,29 @@ fn endpoints() -> MutexGuard<'static, Endpoints> {
 
 /// Whether all nodes in service refuse connections or no longer answer.
 static IS_OUTAGE: AtomicBool = AtomicBool::new(false);
+/// A login was refused by all nodes, and the sentinels have not checked that yet.
+static IS_OUTAGE_SUSPECTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether all nodes in service refuse connections or no longer answer, as far as the sentinels know.
+/// Whether all nodes in service refuse connections or no longer answer, as far as sentinels and logins have found.
 pub(crate) fn is_outage() -> bool {
-    IS_OUTAGE.load(Ordering::Relaxed)
+    IS_OUTAGE.load(Ordering::Relaxed) || IS_OUTAGE_SUSPECTED.load(Ordering::Relaxed)
 }
 
-/// Sets the value of [`is_outage`]. Called by the main thread.
+/// Must be called when all nodes have refused a login. Has an effect until the sentinels' next observation.
+pub(crate) fn suspect_outage() {
+    IS_OUTAGE_SUSPECTED.store(true, Ordering::Relaxed);
+}
+
+/// Sets the value of [`is_outage`] as the sentinels have found it. Called by the main thread.
 pub(crate) fn set_outage(is_outage: bool) {
-    if IS_OUTAGE.swap(is_outage, Ordering::Relaxed) == is_outage {
-        return;
-    }
-    if is_outage {
+    let was_suspected = IS_OUTAGE_SUSPECTED.swap(false, Ordering::Relaxed);
+    let was_outage = IS_OUTAGE.swap(is_outage, Ordering::Relaxed);
+    if is_outage && !was_outage {
         envoy_abi::log!(Warn, "all nodes in service refuse connections or do not answer: new clients wait");
-    } else {
+    } else if was_outage && !is_outage {
         envoy_abi::log!(Info, "a node in service accepts connections again");
+    }
+    if !is_outage && (was_outage || was_suspected) {
         wakers::wake_all();
     }
 }

@@ -219,6 +219,11 @@ impl Watch {
         }
     }
 
+    fn forget_connection(&mut self) {
+        self.connection = None;
+        self.port = PortState::Unknown;
+    }
+
     /// Checks the connection, and discards what the node has sent on it.
     fn read(&mut self, now: Duration) {
         let Some(connection) = &self.connection else { return };
@@ -229,9 +234,9 @@ impl Watch {
             ConnectionState::Open => {}
             ConnectionState::Closed => {
                 self.sentinel.record_close(now.saturating_sub(connection.began), now);
-                self.connection = None;
+                self.forget_connection();
             }
-            ConnectionState::TimedOut => self.connection = None,
+            ConnectionState::TimedOut => self.forget_connection(),
         }
     }
 

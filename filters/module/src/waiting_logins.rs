@@ -15,6 +15,12 @@ use crate::worker::{SessionQueue, Turn, WorkerContext};
 /// The waiting logins of all workers.
 pub(crate) static WAITING: Slots = Slots::new();
 
+/// The logins of all workers that try nodes again and again, since all that they have tried refuse connections.
+pub(crate) static RETRYING: Slots = Slots::new();
+
+/// The maximum of [`RETRYING`]. Their attempts, about 20 per second each, must not keep the workers from other work.
+pub(crate) const MAX_RETRYING: u64 = 100;
+
 /// How many logins of one worker that have waited may connect at the same time. If all of them connected at once, the
 /// nodes could not greet them in time.
 const MAX_CONNECTING: usize = 100;

@@ -27,17 +27,17 @@ NO_NODE = 1105
 
 
 async def log_in_after(
-    stack: LocalCluster, delay: float = 0.0, connected: asyncio.Event | None = None
+    stack: LocalCluster, delay: float = 0.0, begun: asyncio.Event | None = None
 ) -> tuple[int, float]:
     """Return the error code of a login, 0 if it succeeds, and how many seconds it took.
 
-    `connected` is set when the login begins.
+    `begun` is set when the login begins.
     """
     await asyncio.sleep(delay)
+    if begun is not None:
+        begun.set()
     started_at = time.monotonic()
     async with counting_client(stack.sql_port) as client:
-        if connected is not None:
-            connected.set()
         code = error_code(await client.log_in())
         return code, time.monotonic() - started_at
 

@@ -12,10 +12,11 @@ import pytest
 
 from sandbox.ports import Ports
 from sandbox.tidb_sim.packets import frame
-from tests.support.fake_servers import run_fake_server
+from tests.support.fake_servers import Handler, run_fake_server
 from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
 from tests.support.module.envoy import (
     NO_NODE_ERROR,
+    error_packet,
     read_to_end,
     run_envoy,
     serve_ok,
@@ -27,6 +28,7 @@ from tests.support.waiting import assert_nothing_received, wait_until
 pytestmark = pytest.mark.timeout(60)
 
 WAIT_SECONDS = 10.0
+FULL_ERROR = error_packet(1040, "Too many connections")
 
 
 def waiting_config(directory: Path, wait: float = WAIT_SECONDS, limit: int = 100) -> ModuleConfig:
@@ -109,24 +111,51 @@ async def test_clients_wait_while_all_nodes_refuse_connections(tmp_path: Path) -
         assert "a node in service accepts connections again" in proxy.log
 
 
-async def test_login_tries_nodes_again_until_one_accepts(tmp_path: Path, ports: Ports) -> None:
+@pytest.mark.parametrize("connect_attempts", [1, 3])
+async def test_login_tries_nodes_again_until_one_accepts(
+    connect_attempts: int, tmp_path: Path, ports: Ports
+) -> None:
     """The login begins before Envoy has noticed that all nodes refuse connections."""
     refusing = [ports.allocate() for _ in range(2)]
     nodes = [f"127.0.0.1:{port}" for port in refusing]
-    async with run_envoy(tmp_path, nodes, waiting_config(tmp_path)) as proxy:
+    config = replace(waiting_config(tmp_path), policy={"connect_attempts": connect_attempts})
+    async with run_envoy(tmp_path, nodes, config) as proxy:
         client = await proxy.connect()
         await assert_nothing_received(client.reader, 0.3)
         async with run_fake_server(serve_ok, port=refusing[1]):
             await log_in(client)
 
 
-@pytest.mark.parametrize(("wait", "limit"), [(0.5, 1), (WAIT_SECONDS, 0)])
+@pytest.mark.parametrize(("wait", "limit", "shortest"), [(0.5, 1, 0.5), (WAIT_SECONDS, 0, 0.0)])
 async def test_login_fails_if_nodes_refuse_for_too_long(
-    wait: float, limit: int, tmp_path: Path, ports: Ports
+    wait: float, limit: int, shortest: float, tmp_path: Path, ports: Ports
 ) -> None:
     node = f"127.0.0.1:{ports.allocate()}"
     async with run_envoy(tmp_path, [node], waiting_config(tmp_path, wait, limit)) as proxy:
         for _ in range(2):  # the first login releases its slot
             started_at = time.monotonic()
             assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE_ERROR)
-            assert limit * wait <= time.monotonic() - started_at < WAIT_SECONDS / 2
+            assert shortest <= time.monotonic() - started_at < WAIT_SECONDS / 2
+        assert f"a login found no node; tried: {node}" in proxy.log
+
+
+async def send_full(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(FULL_ERROR)
+
+
+async def close_at_once(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("serve", "expected"), [(send_full, FULL_ERROR), (close_at_once, frame(0, NO_NODE_ERROR))]
+)
+async def test_login_does_not_wait_for_a_node_that_answers(
+    serve: Handler, expected: bytes, tmp_path: Path
+) -> None:
+    async with (
+        run_fake_server(serve) as node,
+        run_envoy(tmp_path, [node.endpoint], waiting_config(tmp_path)) as proxy,
+    ):
+        async with asyncio.timeout(WAIT_SECONDS / 2):
+            assert await read_to_end(await proxy.connect()) == expected

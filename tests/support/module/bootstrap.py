@@ -159,7 +159,7 @@ def bootstrap(hosts: Sequence[Host], config: ModuleConfig) -> dict[str, Any]:
         "cluster": "tidb",
         "idle_timeout": "0s",
         "max_connect_attempts": config.connect_attempts,
-        "backoff_options": {"base_interval": "0.01s", "max_interval": "0.02s"},
+        "backoff_options": {"base_interval": "0.02s", "max_interval": "0.02s"},
         "hash_policy": [{"filter_state": {"key": "envoy.hashable_string"}}],
     }
     listener = {

@@ -85,6 +85,7 @@ async def run_connect_probe(machine: Machine, address: str, port: int) -> AsyncI
         await probe.wait_for_logins()
         probe.restart_measurement()
         yield probe
+        assert not task.done(), "the client has failed"
     finally:
         stopping.set()
         await task

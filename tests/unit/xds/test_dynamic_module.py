@@ -252,8 +252,7 @@ def test_module_controls_idle_timeout_and_connect_attempts() -> None:
     assert proxy.HasField("idle_timeout")  # without it, the timeout is an hour
     assert proxy.idle_timeout.ToMilliseconds() == 0
     assert [policy.filter_state.key for policy in proxy.hash_policy] == ["envoy.hashable_string"]
-    assert proxy.max_connect_attempts.value == 20  # the module enforces the setting
-    assert not proxy.HasField("backoff_options")
+    assert proxy.max_connect_attempts.value == 2**32 - 1  # the module enforces the setting
 
 
 def access_log_fields(profile: EnvoyProfile, **sql: Any) -> dict[str, Any]:

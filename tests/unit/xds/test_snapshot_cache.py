@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import starmap
+from pathlib import Path
+from typing import Any
 
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
@@ -14,10 +16,10 @@ from controlplane.config.settings import Settings
 from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan
-from controlplane.xds.resource_set import build_resource_set, make_resource
+from controlplane.xds.resource_set import build_resource_set, make_resource, structures_of
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, PUSH_ORDER
 from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_PROFILE, PLAIN_PROFILE
-from controlplane.xds.snapshot_cache import build_snapshots
+from controlplane.xds.snapshot_cache import StaticResources, build_snapshots
 
 
 def plan(*weights: int) -> Plan:
@@ -133,3 +135,32 @@ def test_only_envoys_with_other_switches_get_another_live_config() -> None:
     for kind in PUSH_ORDER:
         is_same = overridden.resource_sets[kind] is other.resource_sets[kind]
         assert is_same is (kind is not LIVE_CONFIG), kind
+
+
+def listener_structures(static_resources: StaticResources) -> frozenset[str]:
+    _, listeners = static_resources.for_profile(CONTRIB_PROFILE)
+    return structures_of(listeners.versions.values())
+
+
+def test_changed_settings_are_those_since_an_envoy_got_its_listeners() -> None:
+    def with_changes(before: StaticResources, **sql: Any) -> StaticResources:
+        settings = before.settings.model_copy(update={"sql": before.settings.sql.model_copy(update=sql)})
+        return StaticResources(settings, replaces=before)
+
+    at_first = StaticResources(Settings())
+    logged = with_changes(at_first, access_log=Path("/var/log/sessions"))
+    unchanged = with_changes(logged)
+    latest = with_changes(unchanged, idle_timeout=9.0)
+    assert latest.changed_settings(CONTRIB_PROFILE, listener_structures(at_first)) == (
+        "sql.access_log",
+        "sql.idle_timeout",
+    )
+    assert latest.changed_settings(CONTRIB_PROFILE, listener_structures(logged)) == ("sql.idle_timeout",)
+    assert latest.changed_settings(CONTRIB_PROFILE, frozenset({"of an unknown build"})) == ()
+    # An Envoy that applies `sql.idle_timeout` while it runs needs no restart for it.
+    live = replace(MODULE_PROFILE, has_live_settings=True)
+    structures = structures_of(at_first.for_profile(live)[1].versions.values())
+    assert latest.changed_settings(live, structures) == ("sql.access_log",)
+    for number in range(1000):
+        latest = with_changes(latest, idle_timeout=10.0 + number)
+    assert latest.changed_settings(CONTRIB_PROFILE, listener_structures(at_first)) == ()

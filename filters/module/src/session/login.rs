@@ -22,10 +22,10 @@ use crate::migration_scheduler;
 use crate::no_node_log;
 use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
-use crate::reachability::MonitoredEndpoint;
+use crate::reachability::{self, MonitoredEndpoint};
 use crate::slot::Slot;
 use crate::unread::has_peer_closed;
-use crate::waiting_logins::{self, ConnectingSlot, WAITING};
+use crate::waiting_logins::{self, ConnectingSlot, MAX_RETRYING, RETRYING, WAITING};
 
 /// A server that closes the connection sooner than this has not waited for the client in vain: MariaDB's
 /// `connect_timeout` is at least 2 s (mariadb.com/docs, "Server System Variables").
@@ -49,8 +49,12 @@ pub(super) struct SessionLogin {
     /// The error of a full node that has greeted. Kept until the failover starts.
     late_full_error: Vec<u8>,
     failover: Option<Rc<LoginFailover>>,
-    /// The login waits for a node, or tries all of them again and again, as long as this value exists.
+    /// The login waits for a node as long as this value exists.
     waiting_slot: Option<Slot>,
+    /// All tried nodes refuse connections, and the login tries them again as long as this value exists.
+    retry_slot: Option<Slot>,
+    /// The node that was tried last refuses connections, or does not answer.
+    is_refused: bool,
     /// The login has waited, and no node has greeted it yet.
     connecting_slot: Option<ConnectingSlot>,
     began_at: Instant,
@@ -73,6 +77,8 @@ impl SessionLogin {
             late_full_error: Vec::new(),
             failover: None,
             waiting_slot: None,
+            retry_slot: None,
+            is_refused: false,
             connecting_slot: None,
             began_at: Instant::now(),
             slot: None,
@@ -196,31 +202,44 @@ impl Session {
         self.handle(if self.has_client_left() { Event::ClientFinished } else { Event::NodeInService });
     }
 
-    /// Lets a login that no node has accepted try all nodes again, within the limits of waiting logins. False: the login
-    /// must fail.
+    /// Lets a login try all nodes again if the last one refuses connections, as long as it may wait for a node. False: the
+    /// login must fail.
     ///
-    /// A connection that Envoy's proxy handles already cannot be withheld from it. Envoy pauses between two attempts.
+    /// A connection that Envoy's proxy handles already cannot be withheld from it any more.
     pub(crate) fn try_nodes_again(&self) -> bool {
         let limits = live_config::limits();
+        let is_refused = self.with_session_login(|login| login.is_refused) == Some(true);
+        if is_refused && self.worker.hosts.all_open_endpoints(|endpoint| self.has_tried(endpoint)) {
+            reachability::suspect_outage();
+        }
+        if !is_refused || self.has_client_left() {
+            return false;
+        }
         let retry = |login: &mut SessionLogin| {
             // A full node has answered, so there is nothing to wait for.
             if login.full_nodes > 0 || login.elapsed() >= limits.wait_for_node {
-                return false;
+                return None;
             }
-            login.waiting_slot = login.waiting_slot.take().or_else(|| WAITING.try_acquire(limits.max_waiting_logins));
+            if login.retry_slot.is_none() {
+                login.retry_slot = Some(RETRYING.try_acquire(MAX_RETRYING.min(limits.max_waiting_logins))?);
+            }
             login.tried_endpoints.clear();
-            login.waiting_slot.is_some()
+            Some(login.connecting_slot.take()) // other logins need not wait for this one
         };
-        let may_retry = self.with_session_login(retry).unwrap_or(false);
-        if may_retry {
-            self.extend_deadline(limits.login_timeout); // the wait does not count towards it
-        }
-        may_retry
+        let Some(_connecting_slot) = self.with_session_login(retry).flatten() else { return false };
+        self.extend_deadline(limits.login_timeout); // the wait does not count towards it
+        true
     }
 
-    /// A node has greeted: the login no longer waits, and another one that waits may connect.
-    pub(crate) fn release_waiting_slots(&self) {
-        let _slots = self.with_session_login(|login| (login.waiting_slot.take(), login.connecting_slot.take()));
+    /// Must be called when the node that was tried last cannot be used. `is_refused`: it refuses connections, or does not
+    /// answer.
+    pub(crate) fn record_refusal(&self, is_refused: bool) {
+        self.with_session_login(|login| login.is_refused = is_refused);
+    }
+
+    /// A node has greeted: other logins may connect or try again.
+    pub(crate) fn release_connecting_slots(&self) {
+        let _slots = self.with_session_login(|login| (login.retry_slot.take(), login.connecting_slot.take()));
     }
 
     /// Ends the wait for a node if it is over, or if the client has left. Envoy does not notice that meanwhile.
