@@ -481,7 +481,10 @@ impl UpstreamSocket for NodeConn {
     }
 
     fn report_connect_failure(&self, node: &WorkerNode, endpoint: &str, failure: ConnectFailure) {
-        node.counts.connect_failures[failure as usize].add(1);
+        // A login that tries nodes again and again must not look like many logins that fail.
+        if !self.session.is_retrying() {
+            node.counts.connect_failures[failure as usize].add(1);
+        }
         self.session.record_refusal(failure == ConnectFailure::Connect);
         let duration = live_settings::current().map_or(self.options.ejection, |live| live.ejection);
         let was_ejected = node.shared.ejection_details().is_some();

@@ -285,12 +285,13 @@ async def test_a_group_is_added_after_live_settings_have_changed(
 
 
 async def test_connect_timeout_ends_an_unanswered_attempt(ports: Ports, envoy_process: StartEnvoy) -> None:
-    settings = {"backend": {"connect_timeout": 30.0}}
+    without_waiting = {"sql": {"wait_for_node": 0.0}}
+    settings = {**without_waiting, "backend": {"connect_timeout": 30.0}}
     async with run_live_envoy(ports, envoy_process, settings) as live:
         with full_backlog() as dead:
             await live.test_bed.publish(make_plan(make_node_plan("dead:4000", dead)))
             assert not await is_silent_node_given_up_soon(live)
-            live.change({"backend": {"connect_timeout": 0.3}})
+            live.change({**without_waiting, "backend": {"connect_timeout": 0.3}})
             await wait_until(lambda: is_silent_node_given_up_soon(live))
 
 

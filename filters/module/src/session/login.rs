@@ -231,6 +231,11 @@ impl Session {
         true
     }
 
+    /// Whether the login tries nodes again, because those that it has tried refuse connections.
+    pub(crate) fn is_retrying(&self) -> bool {
+        self.with_session_login(|login| login.retry_slot.is_some()) == Some(true)
+    }
+
     /// Must be called when the node that was tried last cannot be used. `is_refused`: it refuses connections, or does not
     /// answer.
     pub(crate) fn record_refusal(&self, is_refused: bool) {
