@@ -11,7 +11,7 @@ from pathlib import Path
 from release.errors import ReleaseError
 from release.programs import run
 
-IMAGES = {"tidevoy": "controlplane/Dockerfile", "tidevoy-envoy": "envoy/Dockerfile"}
+IMAGES = {"tidevoy/controlplane": "controlplane/Dockerfile", "tidevoy/envoy": "envoy/Dockerfile"}
 _HINT = "install Docker, or leave the images out (--skip images)"
 
 
