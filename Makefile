@@ -34,7 +34,7 @@ REAL_TIDB = $(if $(findstring --fake-tidb,$(ARGS)),,$(or $(findstring --tidb-bin
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run ci test test-tidb test-releases test-upgrade lint audit fmt bench fuzz matrix soak test-switches lock clean
+.PHONY: help run ci test test-tidb test-releases test-upgrade dist test-dist lint audit fmt bench fuzz matrix soak test-switches lock clean
 .PHONY: packages-for-tests clients test-rust lint-python lint-rust test-python
 
 help: ## this list
@@ -136,6 +136,14 @@ soak: $(READY) $(MODULE) ## run the long tests: millions of packets, 200,000 mig
 	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 TIDEVOY_LONG_RUN_SECONDS=$(SECONDS) $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,compose.py kill.py unreachable_nodes.py connection_limit.py differential.py rolling_restart.py large_drain.py long_run.py) tests/tidb/drills"; else echo "The long tests on real TiDB servers were not run."; fi
 
 MODULE_TESTS := --numprocesses=3 --dist=loadfile tests/integration/module
+
+dist: $(READY) $(MODULE) ## build all files of a release into dist; ARGS="--skip images" leaves out the images
+	@PYTHON=$(PYTHON) sandbox/install.sh python
+	@exec $(BIN)/python -m release $(ARGS)
+
+test-dist: $(READY) $(MODULE) ## install the files of a release on a clean Debian, and use them
+	@PYTHON=$(PYTHON) sandbox/install.sh test
+	@exec $(BIN)/pytest --capture=no $(or $(ARGS),tests/release)
 
 test-switches: $(READY) $(MODULE) ## run the module's tests with offloading switched off, and with migrations switched off
 	@PYTHON=$(PYTHON) sandbox/install.sh test

@@ -72,7 +72,7 @@ async def build_all(docker: Docker, cache: Path, servers: TidbBinaries | None = 
     With `servers`, the images of PD, TiKV and TiDB contain these programs instead of fakes.
     """
     for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS), ("debian-rust", _RUST)):
-        archive = await _file_system(cache, name, packages)
+        archive = await debian_archive(cache, name, packages)
         await docker("import", str(archive), f"local/{name}", timeout=_BUILD_TIMEOUT_SECONDS)
     certificates = {"ca-certificates.crt": _certificates()}
     await _build(docker, "python", _base_images("controlplane")[0], certificates)
@@ -168,7 +168,7 @@ def _toolchain_files(root: Path) -> list[str]:
     return ["bin/cargo", "bin/rustc", "lib/rustlib", *(str(path.relative_to(root)) for path in libraries)]
 
 
-async def _file_system(cache: Path, name: str, packages: tuple[str, ...]) -> Path:
+async def debian_archive(cache: Path, name: str, packages: tuple[str, ...]) -> Path:
     """Return a tar archive of a minimal Debian with `packages`: cached, or built in half a minute."""
     key = hashlib.sha256(" ".join((_SUITE, *packages)).encode()).hexdigest()[:12]
     archive = cache / f"{name}-{key}.tar"

@@ -65,6 +65,9 @@ def test_services_have_health_check_and_pinned_version(name: str) -> None:
         assert dependents, "no service depends on its result"
         for other in dependents:
             assert other["depends_on"][name] == {"condition": "service_completed_successfully"}
+    elif "build" in service:
+        build = service["build"]
+        assert "\nHEALTHCHECK " in (ROOT / build["context"] / build["dockerfile"]).read_text()
     else:
         assert service["healthcheck"]["test"][0] == "CMD"
     assert "build" in service or re.search(r":v?\d+\.\d+\.\d+$", service["image"]), service["image"]

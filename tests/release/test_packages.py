@@ -1,0 +1,161 @@
+"""The files of a release are installed on a clean Debian, and serve SQL there. `make test-dist`.
+
+Each test uses nothing but the file and what its installation page names (docs/install).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pymysql
+import pytest
+import yaml
+
+from release.__main__ import build_release
+from sandbox.child_process import ChildProcess
+from sandbox.mariadb import MariaDb
+from sandbox.ports import Ports
+from sandbox.tidb_sim.server import TidbSim
+from sandbox.tidb_sim.settings import SimSettings
+from tests.support.release.clean_root import CleanRoot, clean_root
+from tests.support.tidb_sim_clients import session_rules
+from tests.support.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the root directory"),
+]
+
+_SANDBOX_PACKAGES = ("python3-venv", "etcd-server", "mariadb-server", "openssl", "libgomp1")
+_SERVICE_USER = "tidevoy"
+
+
+@pytest.fixture(scope="session")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build a release without images."""
+    directory = tmp_path_factory.mktemp("dist")
+    build_release(directory, frozenset({"debian", "sbom"}))
+    return directory
+
+
+@pytest.fixture
+async def root() -> AsyncIterator[CleanRoot]:
+    async with clean_root() as directory:
+        yield directory
+
+
+def single(directory: Path, pattern: str) -> Path:
+    (file,) = directory.glob(pattern)
+    return file
+
+
+async def select(port: int, statement: str) -> object:
+    """Return the value of a statement, with a connection of its own."""
+
+    def query() -> object:
+        with (
+            pymysql.connect(host="127.0.0.1", port=port, user="root") as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+            (row,) = cursor.fetchall()
+        return row[0]
+
+    return await asyncio.to_thread(query)
+
+
+async def wait_until_serving(process: ChildProcess, port: int) -> None:
+    async def is_serving() -> bool:
+        assert process.returncode is None, process.tail(40)
+        try:
+            return await select(port, "select 7") == 7
+        except pymysql.MySQLError:
+            return False
+
+    try:
+        await wait_until(is_serving, 120.0)
+    except TimeoutError:
+        pytest.fail(process.tail(60))
+
+
+def test_checksums_match(release: Path) -> None:
+    subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=release, check=True)
+    listed = {line.split()[1] for line in (release / "SHA256SUMS").read_text().splitlines()}
+    assert listed == {file.name for file in release.iterdir()} - {"SHA256SUMS"}
+
+
+async def test_wheel_starts_a_local_cluster(release: Path, root: CleanRoot) -> None:
+    started_at = time.monotonic()
+    port = Ports().allocate()
+    wheel = root.add_file(single(release, "*.whl"))
+    await root.install_packages(*_SANDBOX_PACKAGES)
+    await root.run("python3", "-m", "venv", "/opt/tidevoy")
+    pip_settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    await root.run(
+        "/opt/tidevoy/bin/pip", "install", "--quiet", f"{wheel}[sandbox]", environment=pip_settings
+    )
+    installed = time.monotonic() - started_at
+    process = root.start("run", "/opt/tidevoy/bin/tidevoy", "run", "--fake-tidb", "--port", str(port))
+    try:
+        await wait_until_serving(process, port)
+    finally:
+        await process.terminate(30.0)
+    print(
+        f"\nwheel: installed after {installed:.0f} s, serves SQL after {time.monotonic() - started_at:.0f} s"
+    )
+
+
+async def test_debian_packages_serve_sql(
+    tmp_path: Path, release: Path, root: CleanRoot, mariadb: MariaDb
+) -> None:
+    started_at = time.monotonic()
+    packages = [
+        root.add_file(single(release, pattern)) for pattern in ("tidevoy_*.deb", "tidevoy-envoy_*.deb")
+    ]
+    await root.install_packages(*packages)
+    installed = time.monotonic() - started_at
+    assert (await root.run("tidevoy", "--version")).strip().endswith(release_version(release))
+    ports = Ports()
+    sql, api, xds, admin = (ports.allocate() for _ in range(4))
+    async with TidbSim(SimSettings(session_rules(mariadb))) as node:
+        settings = {
+            "sql": {"listen": f"127.0.0.1:{sql}"},
+            "api": {"listen": f"127.0.0.1:{api}"},
+            "xds": {"listen": f"127.0.0.1:{xds}"},
+            "nodes": [{"address": node.sql_address, "status_address": node.status_address}],
+        }
+        (root.directory / "etc/tidevoy/tidevoy.yaml").write_text(yaml.safe_dump(settings))
+        await root.run("tidevoy", "config", "check", "/etc/tidevoy/tidevoy.yaml")
+        await root.run("install", "-d", "-o", _SERVICE_USER, "-g", _SERVICE_USER, "/var/lib/tidevoy")
+        process = root.start(
+            "serve",
+            *("setpriv", f"--reuid={_SERVICE_USER}", f"--regid={_SERVICE_USER}", "--clear-groups"),
+            *unit_command(root, "tidevoy-with-envoy.service"),
+            f"--envoy-admin=127.0.0.1:{admin}",
+        )
+        try:
+            await wait_until_serving(process, sql)
+        finally:
+            await process.terminate(60.0)
+    seconds = time.monotonic() - started_at
+    print(f"\nDebian packages: installed after {installed:.0f} s, serve SQL after {seconds:.0f} s")
+    await root.run("apt-get", "purge", "-qq", "--yes", "tidevoy", "tidevoy-envoy")
+    assert not any(root.has(path) for path in ("/etc/tidevoy", "/var/lib/tidevoy", "/usr/lib/tidevoy"))
+
+
+def release_version(release: Path) -> str:
+    return single(release, "tidevoy_*.deb").name.split("_")[1]
+
+
+def unit_command(root: CleanRoot, unit: str) -> list[str]:
+    """Return the command that systemd would start for a unit."""
+    text = (root.directory / "lib/systemd/system" / unit).read_text()
+    command = re.search(r"^ExecStart=(.*)", text, re.MULTILINE)
+    assert command is not None
+    return command[1].split()
