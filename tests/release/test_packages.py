@@ -38,7 +38,9 @@ _SERVICE_USER = "tidevoy"
 
 @pytest.fixture(scope="session")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a release without images."""
+    """Build a release without images, or use the one in the directory TIDEVOY_DIST."""
+    if existing := os.environ.get("TIDEVOY_DIST"):
+        return Path(existing)
     directory = tmp_path_factory.mktemp("dist")
     build_release(directory, frozenset({"debian", "sbom"}))
     return directory
@@ -90,9 +92,9 @@ def test_checksums_match(release: Path) -> None:
     assert listed == {file.name for file in release.iterdir()} - {"SHA256SUMS"}
 
 
-async def test_wheel_starts_a_local_cluster(release: Path, root: CleanRoot) -> None:
+async def test_wheel_starts_a_local_cluster(release: Path, root: CleanRoot, ports: Ports) -> None:
     started_at = time.monotonic()
-    port = Ports().allocate()
+    port = ports.allocate()
     wheel = root.add_file(single(release, "*.whl"))
     await root.install_packages(*_SANDBOX_PACKAGES)
     await root.run("python3", "-m", "venv", "/opt/tidevoy")
@@ -101,18 +103,17 @@ async def test_wheel_starts_a_local_cluster(release: Path, root: CleanRoot) -> N
         "/opt/tidevoy/bin/pip", "install", "--quiet", f"{wheel}[sandbox]", environment=pip_settings
     )
     installed = time.monotonic() - started_at
-    process = root.start("run", "/opt/tidevoy/bin/tidevoy", "run", "--fake-tidb", "--port", str(port))
-    try:
+    options = [f"--{name}={ports.allocate()}" for name in ("api-port", "xds-port", "admin-port")]
+    ports.close()  # `tidevoy run` claims its ports itself
+    run = ("/opt/tidevoy/bin/tidevoy", "run", "--fake-tidb", f"--port={port}", *options)
+    async with root.running("run", *run) as process:
         await wait_until_serving(process, port)
-    finally:
-        await process.terminate(30.0)
-    print(
-        f"\nwheel: installed after {installed:.0f} s, serves SQL after {time.monotonic() - started_at:.0f} s"
-    )
+        seconds = time.monotonic() - started_at
+    print(f"\nwheel: installed after {installed:.0f} s, serves SQL after {seconds:.0f} s")
 
 
 async def test_debian_packages_serve_sql(
-    tmp_path: Path, release: Path, root: CleanRoot, mariadb: MariaDb
+    release: Path, root: CleanRoot, mariadb: MariaDb, ports: Ports
 ) -> None:
     started_at = time.monotonic()
     packages = [
@@ -121,7 +122,6 @@ async def test_debian_packages_serve_sql(
     await root.install_packages(*packages)
     installed = time.monotonic() - started_at
     assert (await root.run("tidevoy", "--version")).strip().endswith(release_version(release))
-    ports = Ports()
     sql, api, xds, admin = (ports.allocate() for _ in range(4))
     async with TidbSim(SimSettings(session_rules(mariadb))) as node:
         settings = {
@@ -133,17 +133,14 @@ async def test_debian_packages_serve_sql(
         (root.directory / "etc/tidevoy/tidevoy.yaml").write_text(yaml.safe_dump(settings))
         await root.run("tidevoy", "config", "check", "/etc/tidevoy/tidevoy.yaml")
         await root.run("install", "-d", "-o", _SERVICE_USER, "-g", _SERVICE_USER, "/var/lib/tidevoy")
-        process = root.start(
-            "serve",
+        serve = (
             *("setpriv", f"--reuid={_SERVICE_USER}", f"--regid={_SERVICE_USER}", "--clear-groups"),
             *unit_command(root, "tidevoy-with-envoy.service"),
             f"--envoy-admin=127.0.0.1:{admin}",
         )
-        try:
+        async with root.running("serve", *serve) as process:
             await wait_until_serving(process, sql)
-        finally:
-            await process.terminate(60.0)
-    seconds = time.monotonic() - started_at
+            seconds = time.monotonic() - started_at
     print(f"\nDebian packages: installed after {installed:.0f} s, serve SQL after {seconds:.0f} s")
     await root.run("apt-get", "purge", "-qq", "--yes", "tidevoy", "tidevoy-envoy")
     assert not any(root.has(path) for path in ("/etc/tidevoy", "/var/lib/tidevoy", "/usr/lib/tidevoy"))

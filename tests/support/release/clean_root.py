@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +18,7 @@ from tests.support.compose.commands import run_command
 from tests.support.compose.images import debian_archive
 
 _INSTALL_TIMEOUT_SECONDS = 600.0
+_STOP_TIMEOUT_SECONDS = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -32,9 +35,17 @@ class CleanRoot:
         """Run a command to its end, and return its output. Raises CommandFailed."""
         return await run_command(*self._enter(command, environment), timeout=_INSTALL_TIMEOUT_SECONDS)
 
-    def start(self, name: str, *command: str, environment: Mapping[str, str] | None = None) -> ChildProcess:
-        """Start a program, and return its process. The program gets SIGTERM through `unshare`."""
-        return ChildProcess(name, self._enter(command, environment), directory=self.directory.parent)
+    @asynccontextmanager
+    async def running(self, name: str, *command: str) -> AsyncIterator[ChildProcess]:
+        """Run a program during the block. It gets SIGTERM at the end, and must stop by itself."""
+        process = ChildProcess(name, self._enter(command, None), directory=self.directory.parent)
+        try:
+            yield process
+            process.signal_group(signal.SIGTERM)  # `unshare` itself ignores it
+            async with asyncio.timeout(_STOP_TIMEOUT_SECONDS):
+                await process.wait()
+        finally:
+            await process.kill()
 
     def add_file(self, source: Path) -> str:
         """Copy a file to /root, and return its path there."""
@@ -55,7 +66,14 @@ class CleanRoot:
 
     def copy_network_settings(self) -> None:
         """Let apt and pip reach the network as they do on this machine."""
-        for file in ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/apt/sources.list"):
+        certificates = "/etc/ssl/certs/ca-certificates.crt"
+        for file in (
+            "/etc/resolv.conf",
+            "/etc/hosts",
+            "/etc/hostname",
+            certificates,
+            "/etc/apt/sources.list",
+        ):
             if Path(file).exists():
                 shutil.copy(file, f"{self.directory}{file}")
         for directory in ("/etc/apt/apt.conf.d", "/etc/apt/sources.list.d"):
@@ -65,7 +83,7 @@ class CleanRoot:
         proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
         values = {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", **proxies, **(environment or {})}
         unshare = (
-            *(find_program("unshare", "util-linux"), "--mount", "--pid", "--fork", "--kill-child=SIGTERM"),
+            *(find_program("unshare", "util-linux"), "--mount", "--pid", "--fork", "--kill-child"),
             *(f"--root={self.directory}", "--mount-proc"),
         )
         return [*unshare, "env", "-i", *(f"{name}={value}" for name, value in values.items()), *command]
