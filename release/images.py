@@ -6,6 +6,7 @@ import gzip
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from release.errors import ReleaseError
@@ -15,9 +16,11 @@ IMAGES = {"tidevoy/controlplane": "controlplane/Dockerfile", "tidevoy/envoy": "e
 _HINT = "install Docker, or leave the images out (--skip images)"
 
 
-def build_images(root: Path, version: str, directory: Path) -> Path:
-    """Build both images, and return an archive of them for `docker load`. Raises ReleaseError."""
-    # As in the compose file, packages may come from a mirror.
+def build_images(root: Path, version: str, directory: Path, options: Iterable[str] = ()) -> Path:
+    """Build both images, and return an archive of them for `docker load`. Raises ReleaseError.
+
+    `options` are further ones of `docker build`. Packages may come from a mirror, as in the compose file.
+    """
     mirrors = [f"--build-arg={name}" for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX") if name in os.environ]
     tags = []
     for name, dockerfile in IMAGES.items():
@@ -39,6 +42,7 @@ def build_images(root: Path, version: str, directory: Path) -> Path:
                     "--tag",
                     tags[-1],
                     *mirrors,
+                    *options,
                 ),
                 *(f"--label={label}={value}" for label, value in labels.items()),
                 str(root),

@@ -12,17 +12,23 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pymysql
 import pytest
 import yaml
 
-from release.__main__ import build_release
+from release.__main__ import ROOT, build_release
+from release.images import IMAGES, build_images
+from release.version import read_version
 from sandbox.child_process import ChildProcess
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
+from tests.support.cache import cache_directory
+from tests.support.compose.docker_daemon import docker_daemon
+from tests.support.compose.images import build_base_images, package_index
 from tests.support.release.clean_root import CleanRoot, clean_root
 from tests.support.tidb_sim_clients import session_rules
 from tests.support.waiting import wait_until
@@ -55,6 +61,16 @@ async def root() -> AsyncIterator[CleanRoot]:
 def single(directory: Path, pattern: str) -> Path:
     (file,) = directory.glob(pattern)
     return file
+
+
+def settings_for(node: TidbSim, sql: int, api: int, xds: int) -> dict[str, Any]:
+    """Return settings of a control plane whose only node is `node`, with these ports on loopback."""
+    return {
+        "sql": {"listen": f"127.0.0.1:{sql}"},
+        "api": {"listen": f"127.0.0.1:{api}"},
+        "xds": {"listen": f"127.0.0.1:{xds}"},
+        "nodes": [{"address": node.sql_address, "status_address": node.status_address}],
+    }
 
 
 async def select(port: int, statement: str) -> object:
@@ -112,6 +128,51 @@ async def test_wheel_starts_a_local_cluster(release: Path, root: CleanRoot, port
     print(f"\nwheel: installed after {installed:.0f} s, serves SQL after {seconds:.0f} s")
 
 
+async def test_images_serve_sql(
+    tmp_path: Path, mariadb: MariaDb, ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = read_version(ROOT)
+    sql, api, xds, admin = (ports.allocate() for _ in range(4))
+    cache = cache_directory("compose")
+    async with docker_daemon(cache) as docker, TidbSim(SimSettings(session_rules(mariadb))) as node:
+        for name, value in {**docker.environment, **await package_index()}.items():
+            monkeypatch.setenv(name, value)
+        await build_base_images(docker, cache)
+        archive = await asyncio.to_thread(build_images, ROOT, version, tmp_path, ["--network=host"])
+        names = [f"{name}:{version}" for name in IMAGES]
+        await docker("rmi", "--force", *names)
+        await docker("load", "--input", str(archive), timeout=120.0)
+        started_at = time.monotonic()
+        settings = tmp_path / "tidevoy.yaml"
+        settings.write_text(yaml.safe_dump(settings_for(node, sql, api, xds)))
+        bootstrap = tmp_path / "bootstrap.yaml"
+        run = ("run", "--detach", "--network=host", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL")
+        control_plane, envoy = names
+        volume = f"--volume={settings}:/etc/tidevoy/tidevoy.yaml:ro"
+        await docker(*run, volume, "--volume=state:/var/lib/tidevoy", control_plane)
+        module = "/usr/lib/tidevoy/libtidevoy.so"
+        print_bootstrap = (
+            *("bootstrap", "--config=/etc/tidevoy/tidevoy.yaml", f"--module={module}"),
+            *(f"--control-plane=127.0.0.1:{xds}", f"--admin=127.0.0.1:{admin}"),
+        )
+        output = await docker("run", "--rm", "--network=none", volume, control_plane, *print_bootstrap)
+        bootstrap.write_text(output)
+        container = await docker(*run, f"--volume={bootstrap}:/etc/tidevoy/bootstrap.yaml:ro", envoy)
+
+        async def is_serving() -> bool:
+            try:
+                return await select(sql, "select 7") == 7
+            except pymysql.MySQLError:
+                return False
+
+        await wait_until(is_serving, 60.0)
+        print(f"\nimages: serve SQL after {time.monotonic() - started_at:.0f} s")
+        stopped_at = time.monotonic()
+        await docker("stop", "--time=45", container.strip(), timeout=60.0)
+        state = await docker("inspect", "--format={{.State.ExitCode}}", container.strip())
+        assert (state.strip(), time.monotonic() - stopped_at < 40.0) == ("0", True)
+
+
 async def test_debian_packages_serve_sql(
     release: Path, root: CleanRoot, mariadb: MariaDb, ports: Ports
 ) -> None:
@@ -124,12 +185,7 @@ async def test_debian_packages_serve_sql(
     assert (await root.run("tidevoy", "--version")).strip().endswith(release_version(release))
     sql, api, xds, admin = (ports.allocate() for _ in range(4))
     async with TidbSim(SimSettings(session_rules(mariadb))) as node:
-        settings = {
-            "sql": {"listen": f"127.0.0.1:{sql}"},
-            "api": {"listen": f"127.0.0.1:{api}"},
-            "xds": {"listen": f"127.0.0.1:{xds}"},
-            "nodes": [{"address": node.sql_address, "status_address": node.status_address}],
-        }
+        settings = settings_for(node, sql, api, xds)
         (root.directory / "etc/tidevoy/tidevoy.yaml").write_text(yaml.safe_dump(settings))
         await root.run("tidevoy", "config", "check", "/etc/tidevoy/tidevoy.yaml")
         await root.run("install", "-d", "-o", _SERVICE_USER, "-g", _SERVICE_USER, "/var/lib/tidevoy")

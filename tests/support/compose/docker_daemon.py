@@ -37,7 +37,7 @@ class Docker:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.socket = directory / "docker.sock"
-        self._environment = {
+        self.environment = {
             "DOCKER_HOST": f"unix://{self.socket}",
             # Ignore the user's credentials and proxies. Use the builder that needs no plugin.
             "DOCKER_CONFIG": str(directory / "config"),
@@ -48,14 +48,14 @@ class Docker:
     async def __call__(self, *arguments: str, timeout: float = 60.0) -> str:
         """Run `docker ARGUMENT...`, within `timeout` seconds."""
         command = find_program("docker", "docker.io")
-        return await run_command(command, *arguments, timeout=timeout, env=self._environment)
+        return await run_command(command, *arguments, timeout=timeout, env=self.environment)
 
     async def compose(
         self, *arguments: str, project: Path, timeout: float, env: dict[str, str] | None = None
     ) -> str:
         """Run `docker-compose ARGUMENT...` in the directory `project`, within `timeout` seconds."""
         command = find_program("docker-compose", "docker-compose")
-        environment = {**self._environment, "COMPOSE_PROJECT_NAME": "tidevoy", **(env or {})}
+        environment = {**self.environment, "COMPOSE_PROJECT_NAME": "tidevoy", **(env or {})}
         return await run_command(
             command, "--ansi", "never", *arguments, timeout=timeout, env=environment, directory=project
         )

@@ -71,16 +71,8 @@ async def build_all(docker: Docker, cache: Path, servers: TidbBinaries | None = 
 
     With `servers`, the images of PD, TiKV and TiDB contain these programs instead of fakes.
     """
-    for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS), ("debian-rust", _RUST)):
-        archive = await debian_archive(cache, name, packages)
-        await docker("import", str(archive), f"local/{name}", timeout=_BUILD_TIMEOUT_SECONDS)
-    certificates = {"ca-certificates.crt": _certificates()}
-    await _build(docker, "python", _base_images("controlplane")[0], certificates)
-    rust, envoy = _base_images("envoy")
-    async with _toolchain() as archive:
-        await _build(docker, "rust", rust, {**certificates, "toolchain.tar": archive})
-    await _build(docker, "envoy", envoy, {"envoy": envoy_binary()})
-    index = await _package_index()
+    await build_base_images(docker, cache)
+    index = await package_index()
     await docker.compose(
         *("--file", "docker-compose.yml", "--file", str(_HERE / "build.yml"), "build"),
         project=REPOSITORY,
@@ -95,6 +87,19 @@ async def build_all(docker: Docker, cache: Path, servers: TidbBinaries | None = 
             await _build(docker, fake, image, {"requirements.lock": REPOSITORY / "requirements.lock"}, index)
         elif fake is not None:
             await _build(docker, fake, image, {})
+
+
+async def build_base_images(docker: Docker, cache: Path) -> None:
+    """Build the images that our Dockerfiles begin with, and those that the fake servers need."""
+    for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS), ("debian-rust", _RUST)):
+        archive = await debian_archive(cache, name, packages)
+        await docker("import", str(archive), f"local/{name}", timeout=_BUILD_TIMEOUT_SECONDS)
+    certificates = {"ca-certificates.crt": _certificates()}
+    await _build(docker, "python", _base_images("controlplane")[0], certificates)
+    rust, envoy = _base_images("envoy")
+    async with _toolchain() as archive:
+        await _build(docker, "rust", rust, {**certificates, "toolchain.tar": archive})
+    await _build(docker, "envoy", envoy, {"envoy": envoy_binary()})
 
 
 async def _build_real(docker: Docker, fake: str, image: str, servers: TidbBinaries) -> None:
@@ -207,7 +212,7 @@ def _certificates() -> Path:
     return Path(ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt")
 
 
-async def _package_index() -> dict[str, str]:
+async def package_index() -> dict[str, str]:
     """Return build arguments with the package index that pip uses here, none if it is the public index."""
     try:
         settings = await run_command(sys.executable, "-m", "pip", "config", "list", timeout=60.0)
