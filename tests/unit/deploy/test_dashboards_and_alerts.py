@@ -4,92 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.metrics import MetricWrapperBase
 
-from api.auth.access_control import AccessController
-from controlplane.config.settings import Settings
-from controlplane.engine.engine import Engine
-from sandbox.child_process import find_program
+from tests.support.promql import (
+    RULES,
+    TARGET_LABELS,
+    alert_rules,
+    check_query,
+    check_syntax,
+    exported_series,
+    grouping_labels,
+    run_promtool,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
-RULES = sorted((ROOT / "deploy/prometheus/rules").glob("*.yml"))
 CASES = ROOT / "tests/unit/deploy/alerts.yml"
 GUIDE = "docs/operate/observability.md"
 
-# Series that Prometheus creates, and labels that it adds to every scraped series.
-PROMETHEUS_SERIES = {"up": frozenset[str](), "ALERTS": frozenset({"alertname", "alertstate"})}
-TARGET_LABELS = frozenset({"instance", "job"})
 # Variables that Grafana fills in.
 GRAFANA_VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$node": ".*", "$instance": ".*"}
-KEYWORDS = frozenset({"and", "or", "unless", "bool", "offset"})
-
-
-@cache
-def exported() -> Mapping[str, frozenset[str]]:
-    """Return the labels of each exported series, even of one without a sample, and of `PROMETHEUS_SERIES`."""
-    config = {"pd": {"urls": ["http://127.0.0.1:1"]}, "replicas": {"enabled": True}}
-    engine = Engine(Settings.model_validate(config))
-    AccessController(engine)
-    registry = engine.registry
-    series: dict[str, frozenset[str]] = {}
-    for collector in list(registry._collector_to_names):
-        wrapped = isinstance(collector, MetricWrapperBase)
-        for family in collector.collect():
-            labels = frozenset(getattr(collector if wrapped else family, "_labelnames", ()))
-            suffixes = {
-                "counter": {"_total": labels},
-                "histogram": {"_bucket": labels | {"le"}, "_sum": labels, "_count": labels},
-            }
-            for suffix, suffix_labels in suffixes.get(family.type, {"": labels}).items():
-                series[family.name + suffix] = suffix_labels
-    return {name: labels | TARGET_LABELS for name, labels in (series | PROMETHEUS_SERIES).items()}
-
-
-def without_literals(expr: str) -> str:
-    return re.sub(r'"[^"]*"', '""', expr)
-
-
-def clauses(expr: str) -> Iterator[str]:
-    """Yield the labels by which an expression groups and matches."""
-    for listed in re.findall(r"\b(?:by|on|ignoring)\s*\(([^)]*)\)", without_literals(expr)):
-        yield from filter(None, (label.strip() for label in listed.split(",")))
-
-
-def selectors(expr: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the series that an expression queries, each with the labels of its selector."""
-    bare = re.sub(r"\b(?:by|without|on|ignoring)\s*\([^)]*\)", " ", without_literals(expr))
-    bare = re.sub(r"\[[^\]]*\]", " ", bare)
-    for name, matchers in re.findall(r"\b([a-zA-Z_]\w*)\b(?!\s*\()\s*(?:\{([^}]*)\})?", bare):
-        if name not in KEYWORDS:
-            yield name, frozenset(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
-
-
-def check(expr: str, text: str = "") -> None:
-    """Check that an expression and its displayed `text` use only existing series and labels."""
-    queried = list(selectors(expr))
-    assert queried, f"no series in {expr}"
-    available: frozenset[str] = frozenset()
-    for name, labels in queried:
-        assert name in exported(), f"{name} is not exported: {expr}"
-        assert labels <= exported()[name], f"{name} has no {labels - exported()[name]}: {expr}"
-        available |= exported()[name]
-    used = {*clauses(expr), *re.findall(r"\{\{(\w+)\}\}", text)}
-    assert used <= available, f"no queried series has {used - available}: {expr} {text}"
-
-
-def promtool(*arguments: str) -> None:
-    program = find_program("promtool", "prometheus")
-    result = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def boards() -> dict[str, dict[str, Any]]:
@@ -100,17 +39,17 @@ def targets(board: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [target for panel in board["panels"] for target in panel["targets"]]
 
 
-def alerts() -> dict[str, dict[str, Any]]:
-    groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
-    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
-
-
 def test_exported_lists_series_and_labels() -> None:
-    """If `exported` listed labels that a series does not have, the tests below would miss errors."""
-    assert exported()["tidevoy_migrations_total"] == TARGET_LABELS | {"envoy", "node", "result", "reason"}
-    assert exported()["tidevoy_plan_duration_seconds_bucket"] == TARGET_LABELS | {"le"}
-    assert exported()["tidevoy_events_total"] == TARGET_LABELS | {"kind"}
-    assert exported()["tidevoy_certificate_expiry_timestamp_seconds"] == TARGET_LABELS | {"setting"}
+    """If `exported_series` listed labels that a series does not have, the tests below would miss errors."""
+    assert exported_series()["tidevoy_migrations_total"] == TARGET_LABELS | {
+        "envoy",
+        "node",
+        "result",
+        "reason",
+    }
+    assert exported_series()["tidevoy_plan_duration_seconds_bucket"] == TARGET_LABELS | {"le"}
+    assert exported_series()["tidevoy_events_total"] == TARGET_LABELS | {"kind"}
+    assert exported_series()["tidevoy_certificate_expiry_timestamp_seconds"] == TARGET_LABELS | {"setting"}
 
 
 @pytest.mark.parametrize(
@@ -125,20 +64,20 @@ def test_exported_lists_series_and_labels() -> None:
 )
 def test_check_detects_unknown_series_and_labels(expr: str, text: str, problem: str) -> None:
     with pytest.raises(AssertionError, match=re.escape(problem)):
-        check(expr, text)
+        check_query(expr, text)
 
 
 @pytest.mark.parametrize("name", boards())
 def test_dashboard_queries_exported_series(name: str) -> None:
     board = boards()[name]
     for target in targets(board):
-        check(target["expr"], target["legendFormat"])
+        check_query(target["expr"], target["legendFormat"])
     for annotation in board["annotations"]["list"]:
-        check(annotation["expr"], annotation["titleFormat"] + annotation["textFormat"])
+        check_query(annotation["expr"], annotation["titleFormat"] + annotation["textFormat"])
     for variable in board["templating"]["list"]:
         listed = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
         assert listed is not None
-        assert listed[2] in exported()[listed[1]]
+        assert listed[2] in exported_series()[listed[1]]
         assert f"${variable['name']}" in GRAFANA_VARIABLES
 
 
@@ -149,10 +88,7 @@ def test_prometheus_parses_all_queries(tmp_path: Path) -> None:
     ]
     for name, value in GRAFANA_VARIABLES.items():
         expressions = [expr.replace(name, value) for expr in expressions]
-    rules = [{"record": f"expression:{number}", "expr": expr} for number, expr in enumerate(expressions)]
-    file = tmp_path / "expressions.yml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "expressions", "rules": rules}]}))
-    promtool("check", "rules", str(file))
+    check_syntax(expressions, tmp_path)
 
 
 def test_dashboards_have_valid_layout_and_descriptions() -> None:
@@ -180,12 +116,12 @@ def test_dashboards_have_valid_layout_and_descriptions() -> None:
             occupied |= cells
 
 
-@pytest.mark.parametrize("name", alerts())
+@pytest.mark.parametrize("name", alert_rules())
 def test_alert_queries_exported_series_and_has_runbook(name: str) -> None:
-    rule = alerts()[name]
-    check(rule["expr"])
+    rule = alert_rules()[name]
+    check_query(rule["expr"])
     for label in re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]):
-        assert label in {*clauses(rule["expr"]), *TARGET_LABELS}
+        assert label in {*grouping_labels(rule["expr"]), *TARGET_LABELS}
     assert rule["labels"]["severity"] in ("warning", "critical")
     page, _, anchor = rule["annotations"]["runbook"].partition("#")
     assert (page, anchor) == (GUIDE, name.lower())
@@ -194,19 +130,19 @@ def test_alert_queries_exported_series_and_has_runbook(name: str) -> None:
 
 
 def test_guide_documents_exactly_the_existing_alerts() -> None:
-    assert re.findall(r"^### (\w+)$", (ROOT / GUIDE).read_text(), re.M) == list(alerts())
+    assert re.findall(r"^### (\w+)$", (ROOT / GUIDE).read_text(), re.M) == list(alert_rules())
 
 
 def test_alerts_pass_promtool_tests() -> None:
     tested = [case["name"] for case in yaml.safe_load(CASES.read_text())["tests"]]
-    assert tested == [f"{name} {how}" for name in alerts() for how in ("fires", "is quiet")]
+    assert tested == [f"{name} {how}" for name in alert_rules() for how in ("fires", "is quiet")]
     for rules in RULES:
-        promtool("check", "rules", str(rules))
-    promtool("test", "rules", str(CASES))
+        run_promtool("check", "rules", str(rules))
+    run_promtool("test", "rules", str(CASES))
 
 
 def test_prometheus_config_loads_rules() -> None:
-    promtool("check", "config", str(ROOT / "deploy/prometheus/prometheus.yml"))
+    run_promtool("check", "config", str(ROOT / "deploy/prometheus/prometheus.yml"))
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     assert config["rule_files"] == ["rules/*.yml"]
     volumes = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["prometheus"]["volumes"]
