@@ -38,14 +38,14 @@ def show_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, to_stderr: bool = False) -> None:
     """Print a table, fitted to the width of a terminal. Elsewhere, each row is one full line."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False, stderr=to_stderr)
     if not console.is_terminal:
-        print("\n".join(format_plain_table(headers, rows)))
+        print("\n".join(format_plain_table(headers, rows)), file=console.file)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
