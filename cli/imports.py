@@ -1,4 +1,4 @@
-"""Import commands: import-tiproxy."""
+"""Import commands: import-tiproxy, import-haproxy."""
 
 from __future__ import annotations
 
@@ -48,6 +48,34 @@ def import_tiproxy(
 
     _check_output(output, force=force)
     _show(tiproxy.import_tiproxy(read_text(file), str(file), cluster), output, force=force, as_json=as_json)
+
+
+@app.command("import-haproxy")
+def import_haproxy(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="HAProxy's configuration.", show_default=False)
+    ],
+    output: Output = None,
+    force: Force = False,
+    proxy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The `listen` or `frontend` that carries MySQL, if there are several."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Convert a TCP proxy of HAProxy into tidevoy.yaml, and list what became of each keyword.
+
+    Variables in the file are read from the environment. The list is written to standard error. The exit code
+    is 1 if a keyword is unknown.
+    """
+    from cli.importers import haproxy
+    from cli.importers.source_file import read_text
+
+    _check_output(output, force=force)
+    result = haproxy.import_haproxy(read_text(file), str(file), os.environ, proxy)
+    _show(result, output, force=force, as_json=as_json)
 
 
 def _check_output(output: Path | None, *, force: bool) -> None:

@@ -124,3 +124,35 @@ def test_imported_certificate_files_pass_the_check_of_a_configuration(
     assert run(["import-tiproxy", write(tmp_path / "t.toml", toml), "--output", str(target)]) == 0
     assert run(["config", "check", str(target)]) == 0
     assert f"{target} is valid" in capsys.readouterr().out
+
+
+HAPROXY = """\
+listen tidb
+ bind :3306
+ server a "${TIDB_HOST}:4000"
+listen other
+ bind :3307
+ server a 10.0.0.2:3306
+"""
+
+
+def test_imports_a_proxy_of_haproxy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDB_HOST", "10.0.0.1")
+    file = write(tmp_path / "haproxy.cfg", HAPROXY)
+    assert run(["import-haproxy", file]) == 2
+    assert "choose one with --proxy: tidb, other" in capsys.readouterr().err
+    assert run(["import-haproxy", file, "--proxy", "tidb"]) == 0
+    output = capsys.readouterr()
+    assert "- address: 10.0.0.1:4000  # server a (line 3)" in output.out
+    assert "listen other" in output.err
+    assert run(["import-haproxy", file, "--proxy", "tidb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["keys"][0]["key"] == "bind :3306"
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    output = capsys.readouterr().out
+    assert "import-tiproxy" in output
+    assert "import-haproxy" in output
