@@ -93,10 +93,11 @@ def _show(result: ImportResult, output: Path | None, *, force: bool, as_json: bo
     else:
         if output is None:
             print_result(result.yaml.rstrip())
-        show_table(TABLE_HEADERS, table_rows(result.rows), to_stderr=True)
+        show_table(TABLE_HEADERS, table_rows(result.rows), to_stderr=True, wraps_all=True)
         if result.differences:
             print_note("defaults that differ:")
-            show_table(DIFFERENCE_HEADERS, difference_rows(result.differences), to_stderr=True)
+            rows = difference_rows(result.differences)
+            show_table(DIFFERENCE_HEADERS, rows, to_stderr=True, wraps_all=True)
         print_note(result.summary())
         if output is not None:
             print_note(f"wrote {output}; check it with `tidevoy config check {output}`")

@@ -38,8 +38,17 @@ def show_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, to_stderr: bool = False) -> None:
-    """Print a table, fitted to the width of a terminal. Elsewhere, each row is one full line."""
+def show_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    to_stderr: bool = False,
+    wraps_all: bool = False,
+) -> None:
+    """Print a table, fitted to the width of a terminal. Elsewhere, each row is one full line.
+
+    On a terminal, only the last column is wrapped, unless `wraps_all`; the others are cut.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -49,7 +58,8 @@ def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, to_stde
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        table.add_column(header, no_wrap=header != headers[-1])
+        is_cut = header != headers[-1] and not wraps_all
+        table.add_column(header, no_wrap=is_cut, overflow="fold" if wraps_all else "ellipsis")
     for row in rows:
         table.add_row(*(_styled_cell(cell) for cell in row))
     console.print(table)

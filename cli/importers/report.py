@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-TABLE_HEADERS = ("LINE", "KEY", "RESULT", "SETTING", "VALUE", "NOTE")
-DIFFERENCE_HEADERS = ("KEY", "ITS DEFAULT", "SETTING", "TIDEVOY'S DEFAULT", "NOTE")
+TABLE_HEADERS = ("LINE", "KEY", "TIDEVOY", "NOTE")
+DIFFERENCE_HEADERS = ("KEY", "ITS DEFAULT", "TIDEVOY", "NOTE")
 
 
 class Outcome(StrEnum):
@@ -77,15 +77,16 @@ class ImportResult:
 def table_rows(rows: Sequence[KeyRow]) -> list[tuple[str, ...]]:
     """Return the cells of the table of keys, by line."""
     ordered = sorted(rows, key=lambda row: row.line or 0)
-    return [
-        (str(row.line or "-"), row.key, str(row.outcome), row.setting or "-", row.value or "-", row.note)
-        for row in ordered
-    ]
+    return [(str(row.line or "-"), row.key, _describe_outcome(row), row.note) for row in ordered]
+
+
+def _describe_outcome(row: KeyRow) -> str:
+    return f"{row.setting}: {row.value}" if row.outcome is Outcome.MAPPED else str(row.outcome)
 
 
 def difference_rows(differences: Sequence[DefaultDifference]) -> list[tuple[str, ...]]:
     """Return the cells of the table of defaults that differ."""
     return [
-        (each.key, each.default, each.setting or "-", each.tidevoy_default or "-", each.note)
+        (each.key, each.default, ": ".join(filter(None, (each.setting, each.tidevoy_default))), each.note)
         for each in differences
     ]

@@ -28,12 +28,25 @@ def test_prints_the_yaml_and_the_table_apart(tmp_path: Path, capsys: pytest.Capt
     target.write_text(output.out)
     assert read_settings(target, {}).pd.urls == ("http://10.0.0.1:2379",)
     lines = [re.sub(" {2,}", "  ", line) for line in output.err.splitlines()]
-    assert lines[0] == "LINE  KEY  RESULT  SETTING  VALUE  NOTE"
-    assert lines[1].startswith("2  proxy.pd-addrs  mapped  pd.urls  [http://10.0.0.1:2379]  ")
-    assert lines[2].startswith("4  api.password  no equivalent  -  -  callers authenticate by tokens")
+    assert lines[0] == "LINE  KEY  TIDEVOY  NOTE"
+    assert lines[1].startswith("2  proxy.pd-addrs  pd.urls: [http://10.0.0.1:2379]  ")
+    assert lines[2].startswith("4  api.password  no equivalent  callers authenticate by tokens")
     assert lines[3] == "tidevoy: defaults that differ:"
     assert lines[-1] == "tidevoy: keys: 1 mapped, 1 no equivalent; lines with TODO: 0"
     assert "hunter2" not in output.out + output.err
+
+
+def test_cuts_nothing_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    toml = '[proxy.backend-healthy-keepalive]\nenabled = true\n[proxy]\npd-addrs = "10.0.0.1:2379"\n'
+    assert run(["import-tiproxy", write(tmp_path / "tiproxy.toml", toml)]) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err)
+    assert "\u2026" not in shown
+    for word in ("always", "probes", "keepalive", "[http://10.0.0", "overload.max", "--deadline"):
+        assert word in shown
 
 
 def test_json_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
