@@ -23,13 +23,27 @@ _TODO_TLS = (
 def convert_backend(context: HaproxyContext, servers: Servers) -> None:
     if servers.values("ssl"):
         _convert_tls(context, servers)
+        _warn_about_others(context, servers, ("ssl",), "TLS")
     for name, version in _PROXY_VERSIONS.items():
         if servers.values(name):
             context.draft.map(servers.source(name), "backend.proxy_protocol", version, servers.note(name))
+    if context.draft.value_of("backend.proxy_protocol"):
+        _warn_about_others(context, servers, tuple(_PROXY_VERSIONS), "PROXY headers")
     if values := servers.values("slowstart"):
         longest = max(servers.parse(parse_time, "slowstart", value) for value in values)
         source, note = servers.source("slowstart"), servers.note("slowstart")
         context.draft.map(source, "balance.slow_start", longest, note)
+
+
+def _warn_about_others(
+    context: HaproxyContext, servers: Servers, options: tuple[str, ...], what: str
+) -> None:
+    """Add what to do about servers without an option, which applies to all nodes in Tidevoy."""
+    if others := servers.names_without(options):
+        context.draft.todo(
+            f"all nodes get {what}, also {', '.join(others)}, which had none: check that they accept it, or"
+            " leave them out"
+        )
 
 
 def _convert_tls(context: HaproxyContext, servers: Servers) -> None:

@@ -62,11 +62,7 @@ class CheckConversion:
         source, note = self._servers.source("check"), self._servers.note("check")
         self._draft.map(source, "health.sql.enabled", True, note)
         kinds = ["sql", *self._convert_option()]
-        if self.status_port:
-            for name in ("port", "addr"):
-                if values := self._servers.values(name):
-                    source, note = self._servers.source(name), self._servers.note(name)
-                    self._draft.map_elsewhere(source, "nodes.*.status_address", values[0], note)
+        self._convert_other_ports()
         self._map_number("inter", parse_time, "interval", kinds)
         self._map_number("rise", parse_integer, "rise", kinds)
         self._map_number("fall", parse_integer, "fall", kinds)
@@ -77,6 +73,23 @@ class CheckConversion:
                 value = self._context.argument(parse_time, timeout, 2)
                 source = self._context.source(timeout, "timeout check")
                 self._draft.map(source, f"health.{kind}.timeout", value)
+
+    def _convert_other_ports(self) -> None:
+        """Convert the options that let checks use another port than clients."""
+        for name in ("port", "addr"):
+            if not (values := self._servers.values(name)):
+                continue
+            source, note = self._servers.source(name), self._servers.note(name)
+            if self.status_port:
+                self._draft.map_elsewhere(source, "nodes.*.status_address", values[0], note)
+            else:
+                self._draft.no_equivalent(
+                    source, "Tidevoy connects to the SQL port; if this is the status port, set status_address"
+                )
+        if self._kind != "httpchk" and self._servers.values("check-ssl"):
+            self._draft.no_equivalent(
+                self._servers.source("check-ssl"), "the check of the SQL port has no TLS"
+            )
 
     def _map_number(self, name: str, parser: Callable[[str], float], setting: str, kinds: list[str]) -> None:
         values = self._servers.values(name)

@@ -308,6 +308,21 @@ DIFFERENCES = (
         "sessions end when they are idle; the rest after this time (docs/operate/stop-envoys.md)",
     ),
     DefaultDifference(
+        "(TLS of clients)",
+        "passed through to TiDB",
+        "tls.client.mode",
+        "disabled",
+        "set `tls.client` and `tls.backend` if clients use TLS: Envoys end it, and begin it again"
+        " (docs/operate/tls.md)",
+    ),
+    DefaultDifference(
+        "(compression)",
+        "passed through to TiDB",
+        "sql.compression",
+        "off",
+        "`passthrough` allows it, but then sessions do not migrate",
+    ),
+    DefaultDifference(
         "server on-marked-down",
         "sessions stay",
         "backend.health_connections",

@@ -8,7 +8,7 @@ from typing import Any
 from cli.importers.draft import SourceKey
 from cli.importers.haproxy_bind import bound_addresses
 from cli.importers.haproxy_context import HaproxyContext
-from cli.importers.haproxy_servers import Server, Servers
+from cli.importers.haproxy_servers import HaproxyServer, Servers
 from cli.importers.haproxy_values import parse_address, parse_integer
 from controlplane import address as addresses
 
@@ -56,7 +56,7 @@ class _NodeConversion:
             source, note = self._servers.source("backup"), self._servers.note("backup")
             self._draft.map(source, "backup.labels", _BACKUP_LABEL, note)
 
-    def _node(self, server: Server, address: str, weights: dict[str, int]) -> dict[str, Any]:
+    def _node(self, server: HaproxyServer, address: str, weights: dict[str, int]) -> dict[str, Any]:
         node: dict[str, Any] = {"address": address}
         if status_address := self._status_address(server):
             node["status_address"] = status_address
@@ -66,7 +66,7 @@ class _NodeConversion:
             node["labels"] = _BACKUP_LABEL
         return node
 
-    def _address(self, server: Server, source: SourceKey) -> str | None:
+    def _address(self, server: HaproxyServer, source: SourceKey) -> str | None:
         """Return host and port of a server; None if it has no equivalent, which has its row then."""
         parsed = self._context.parse(parse_address, server.statement, "server", server.address)
         if parsed is None or not parsed.host:
@@ -102,7 +102,7 @@ class _NodeConversion:
         )
         return {name: max(round(weight * factor), 1) if weight else 0 for name, weight in weights.items()}
 
-    def _status_address(self, server: Server) -> str | None:
+    def _status_address(self, server: HaproxyServer) -> str | None:
         port = server.options["port"].value if server.has("port") else self._status_port
         if not self._status_port or not server.has("check"):
             return None

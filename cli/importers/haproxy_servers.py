@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class HaproxyServer:
     """A server with all of its options by name, also those of the `default-server` lines before it."""
 
     statement: Statement
@@ -34,7 +34,7 @@ class Servers:
 
     def __init__(self, context: HaproxyContext) -> None:
         self._context = context
-        self.all: list[Server] = []
+        self.all: list[HaproxyServer] = []
         self._lines: dict[str, int] = {}  # line of the first occurrence of each option
         self._converted: set[str] = set()
         self._read()
@@ -53,12 +53,17 @@ class Servers:
             if is_server:
                 name = self._context.argument(str, statement, 1)
                 address = self._context.argument(str, statement, 2)
-                self.all.append(Server(statement, name, address, merged))
+                self.all.append(HaproxyServer(statement, name, address, merged))
             else:
                 defaults = merged
 
     def any_has(self, name: str) -> bool:
         return any(server.has(name) for server in self.all)
+
+    def names_without(self, options: Iterable[str]) -> list[str]:
+        """Return the names of the servers in use that have none of the options."""
+        used = [server for server in self.all if not server.has("disabled")]
+        return [server.name for server in used if not any(map(server.has, options))]
 
     def is_written(self, name: str) -> bool:
         """Return whether a line has the option, even if another option reverts it."""

@@ -364,6 +364,20 @@ def test_http_checks_need_a_port() -> None:
     assert settings.health.status.tls
 
 
+def test_other_ports_of_plain_checks_have_no_equivalent() -> None:
+    result = convert(listen(server="server a 10.0.0.1:4000 check port 10080 addr 10.0.0.9 check-ssl"))
+    assert load_settings(result).nodes[0].status_address is None
+    for option in ("port", "addr", "check-ssl"):
+        assert row_of(result, f"server {option}").outcome is Outcome.NO_EQUIVALENT
+
+
+def test_options_of_some_servers_apply_to_all_nodes() -> None:
+    servers = "server a b:1 ssl ca-file /ca.pem send-proxy\n server c d:1\n server e f:1 disabled"
+    todos = convert(listen(server=servers)).todos
+    assert any("all nodes get TLS, also c, which had none" in todo for todo in todos)
+    assert any("all nodes get PROXY headers, also c, which had none" in todo for todo in todos)
+
+
 def test_a_reverted_option_selects_no_check() -> None:
     proxy = listen("no option mysql-check", server="server a b:1 check")
     result = convert(f"defaults\n option mysql-check user x\n{proxy}")
@@ -401,7 +415,10 @@ def test_names_defaults_that_differ_only_for_keywords_that_are_not_there() -> No
     differing = {each.key for each in convert(listen()).differences}
     assert {"timeout connect", "balance", "server check", "hard-stop-after", "option tcpka"} <= differing
     remaining = {each.key for each in convert(TIDB_GUIDE).differences}
-    assert remaining == {"server slowstart", "option tcpka", "hard-stop-after", "server on-marked-down"}
+    assert remaining == {
+        *("server slowstart", "option tcpka", "hard-stop-after", "server on-marked-down"),
+        *("(TLS of clients)", "(compression)"),
+    }
 
 
 SEVERAL = """\
