@@ -11,7 +11,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cli import certificates, config, envoys, events, limits, nodes, replicas, rollouts, serve, tokens
+from cli import (
+    certificates,
+    config,
+    envoys,
+    events,
+    imports,
+    limits,
+    nodes,
+    replicas,
+    rollouts,
+    serve,
+    tokens,
+)
 from cli.client import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from controlplane.errors import ConfigError, TidevoyError
@@ -65,7 +77,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # help and usage errors read the same on a terminal and in a log
     pretty_exceptions_enable=False,
 )
-for commands in (serve, nodes, events, replicas, limits):
+for commands in (serve, nodes, events, replicas, limits, imports):
     app.add_typer(commands.app)
 app.command()(config.reload)
 for name, group in (

@@ -38,18 +38,28 @@ def show_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table, fitted to the width of a terminal. Elsewhere, each row is one full line."""
+def show_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    to_stderr: bool = False,
+    wraps_all: bool = False,
+) -> None:
+    """Print a table, fitted to the width of a terminal. Elsewhere, each row is one full line.
+
+    On a terminal, only the last column is wrapped, unless `wraps_all`; the others are cut.
+    """
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False, stderr=to_stderr)
     if not console.is_terminal:
-        print("\n".join(format_plain_table(headers, rows)))
+        print("\n".join(format_plain_table(headers, rows)), file=console.file)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        table.add_column(header, no_wrap=header != headers[-1])
+        is_cut = header != headers[-1] and not wraps_all
+        table.add_column(header, no_wrap=is_cut, overflow="fold" if wraps_all else "ellipsis")
     for row in rows:
         table.add_row(*(_styled_cell(cell) for cell in row))
     console.print(table)

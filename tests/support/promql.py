@@ -95,4 +95,4 @@ def check_syntax(expressions: Iterable[str], directory: Path) -> None:
 def alert_rules() -> dict[str, dict[str, Any]]:
     """Return the rules of all alerts by name."""
     groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
-    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}

@@ -1,0 +1,1 @@
+"""Importers: turn the configuration of another proxy into settings of Tidevoy."""
