@@ -20,7 +20,7 @@ _NEXT_PYTHON = "3.12"
 # The virtual environment of the control plane. Nothing in it names the machine on which it was built.
 _VENV = "/usr/lib/tidevoy"
 _SITE_PACKAGES = f"{_VENV}/lib/python{PYTHON_VERSION}/site-packages"
-MODULE = "/usr/lib/tidevoy-envoy/libtidevoy.so"
+MODULE = "/usr/lib/tidevoy/libtidevoy.so"
 
 
 def architecture() -> str:
