@@ -14,7 +14,6 @@ from release.programs import run
 from release.python_packages import PYTHON_VERSION, UV
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-_HOMEPAGE = "https://tidevoy.invalid"
 # The packages are built for Debian 12 (bookworm), whose Python is 3.11.
 _NEXT_PYTHON = "3.12"
 # The virtual environment of the control plane. Nothing in it names the machine on which it was built.
@@ -57,7 +56,6 @@ def build_controlplane_package(
             description="load balancer for TiDB: control plane and command line\n"
             "The control plane finds TiDB servers through PD, checks them, and tells Envoys how to\n"
             "distribute sessions. The package tidevoy-envoy contains such an Envoy.",
-            homepage=_HOMEPAGE,
         )
         return build_package(tree, fields, debian, directory)
 
@@ -91,7 +89,6 @@ def build_envoy_package(root: Path, wheel: Path, envoy: Path, version: str, dire
             description="load balancer for TiDB: Envoy with Tidevoy's module and supervisor\n"
             "Envoy carries the MySQL sessions. The module in it moves sessions between TiDB servers, and\n"
             "the supervisor ends them gracefully on SIGTERM.",
-            homepage=_HOMEPAGE,
         )
         return build_package(tree, fields, root / "deploy/debian/tidevoy-envoy", directory)
 
@@ -110,7 +107,10 @@ def _install_python_packages(wheel: Path, requirements: str, tree: PackageTree) 
     install += ["--target", str(site_packages), "--no-deps"]
     hint = "run `make` first"
     run([*install, "--only-binary", ":all:", "--require-hashes", "--requirement", str(locked)], hint)
-    run([*install, str(wheel)], hint)
+    # uv would record the file's path and time, which differ between builds.
+    pip = [sys.executable, "-m", "pip", "--quiet", "install", "--no-compile", "--no-deps", "--no-index"]
+    pip += ["--python-version", PYTHON_VERSION, "--only-binary", ":all:", "--target", str(site_packages)]
+    run([*pip, "--find-links", str(wheel.parent), wheel.name.split("-")[0]], hint)
     shutil.rmtree(site_packages / "bin")
     # Byte code refers to the sources by their hash, since dpkg sets other modification times.
     run(

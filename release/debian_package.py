@@ -31,7 +31,6 @@ class ControlFields:
     conflicts: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
     section: str = "net"
-    homepage: str = ""
 
     def render(self, installed_kibibytes: int) -> str:
         """Return the text of the control file."""
@@ -48,7 +47,6 @@ class ControlFields:
             "Provides": ", ".join(self.provides),
             "Section": self.section,
             "Priority": "optional",
-            "Homepage": self.homepage,
             "Description": "\n ".join([short, *(line or "." for line in long)]),
         }
         return "".join(f"{name}: {value}\n" for name, value in values.items() if value)

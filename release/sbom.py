@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import NAMESPACE_URL, uuid5
 
 from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom
@@ -23,9 +26,12 @@ _MODULE_PACKAGES = ("tidevoy-module", "tidevoy-envoy")
 
 def build_bill_of_materials(root: Path, requirements: str, version: str, directory: Path) -> Path:
     """Write the bill of materials. `requirements`: the locked packages of the control plane, with hashes."""
-    bom = Bom()
+    # Nothing in it depends on the time or the machine of the build, so that two builds are equal.
+    bom = Bom(serial_number=uuid5(NAMESPACE_URL, f"tidevoy-{version}-{os.environ['SOURCE_DATE_EPOCH']}"))
+    bom.metadata.timestamp = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
     bom.metadata.component = Component(
         name="tidevoy",
+        bom_ref="tidevoy",
         version=version,
         type=ComponentType.APPLICATION,
         licenses=[LicenseExpression("Apache-2.0")],
@@ -46,6 +52,7 @@ def _python_components(requirements: str) -> Iterator[Component]:
                 name=name,
                 version=version,
                 type=ComponentType.LIBRARY,
+                bom_ref=f"pypi/{name}@{version}",
                 purl=PackageURL("pypi", None, name.lower().replace("_", "-"), version),
                 hashes=[HashType(alg=HashAlgorithm.SHA_256, content=found) for found in _HASH.findall(block)],
             )
@@ -77,6 +84,7 @@ def _rust_components(root: Path) -> Iterator[Component]:
             name=package["name"],
             version=package["version"],
             type=ComponentType.LIBRARY,
+            bom_ref=f"cargo/{package['name']}@{package['version']}",
             purl=PackageURL("cargo", None, package["name"], package["version"]),
             licenses=[LicenseExpression(licence.replace("/", " OR "))] if licence else [],
         )

@@ -40,6 +40,7 @@ pytestmark = [
 
 _SANDBOX_PACKAGES = ("python3-venv", "etcd-server", "mariadb-server", "openssl", "libgomp1")
 _SERVICE_USER = "tidevoy"
+_PARTS = frozenset({"debian", "chart", "sbom"})
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +49,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if existing := os.environ.get("TIDEVOY_DIST"):
         return Path(existing)
     directory = tmp_path_factory.mktemp("dist")
-    build_release(directory, frozenset({"debian", "sbom"}))
+    build_release(directory, _PARTS)
     return directory
 
 
@@ -106,6 +107,14 @@ def test_checksums_match(release: Path) -> None:
     subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=release, check=True)
     listed = {line.split()[1] for line in (release / "SHA256SUMS").read_text().splitlines()}
     assert listed == {file.name for file in release.iterdir()} - {"SHA256SUMS"}
+
+
+@pytest.mark.skipif(
+    "TIDEVOY_DIST" in os.environ, reason="the release may have been built from another commit"
+)
+def test_two_builds_are_equal(release: Path, tmp_path: Path) -> None:
+    build_release(tmp_path, _PARTS)
+    assert (tmp_path / "SHA256SUMS").read_text() == (release / "SHA256SUMS").read_text()
 
 
 async def test_wheel_starts_a_local_cluster(release: Path, root: CleanRoot, ports: Ports) -> None:
