@@ -34,7 +34,7 @@ REAL_TIDB = $(if $(findstring --fake-tidb,$(ARGS)),,$(or $(findstring --tidb-bin
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run ci test test-tidb test-releases test-upgrade lint audit fmt bench fuzz matrix soak test-switches lock clean
+.PHONY: help run ci test test-tidb test-releases test-upgrade test-kubernetes lint audit fmt bench fuzz matrix soak test-switches lock clean
 .PHONY: packages-for-tests clients helm test-rust lint-python lint-rust test-python
 
 help: ## this list
@@ -76,6 +76,11 @@ test-releases: $(READY) ## test all releases of TiDB that are here, and write do
 test-upgrade: $(READY) $(MODULE) ## upgrade and roll back Tidevoy itself: this build, TIDEVOY_PREVIOUS_REV, and one like the next release
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no $(or $(ARGS),tests/upgrade)
+
+test-kubernetes: $(READY) helm ## test the Helm chart with Kubernetes' API server, controllers and scheduler; the first run builds them with Go
+	@PYTHON=$(PYTHON) sandbox/install.sh run
+	@$(BIN)/python -m tests.support.kubernetes.server_programs
+	@exec $(BIN)/pytest $(or $(ARGS),tests/kubernetes)
 
 packages-for-tests:
 	@PYTHON=$(PYTHON) sandbox/install.sh test

@@ -19,7 +19,7 @@ from controlplane.errors import TidevoyError
 from sandbox.child_process import ProgramMissing, find_program
 from tests.support.cache import cache_directory
 
-_CACHE = cache_directory("go")
+CACHE = cache_directory("go")
 # On two slow cores, Helm takes five minutes.
 _BUILD_TIMEOUT_SECONDS = 1800.0
 
@@ -43,7 +43,7 @@ class GoProgram:
     @property
     def path(self) -> Path:
         """Where the program is, if it is installed."""
-        return _CACHE / f"{self.name}-{self.version}" / self.name
+        return CACHE / f"{self.name}-{self.version}" / self.name
 
     def install(self) -> Path:
         """Return the path of the program; build it first if needed, or wait for a concurrent build.
@@ -60,8 +60,8 @@ class GoProgram:
 @contextmanager
 def locked(name: str) -> Iterator[None]:
     """Let one process of this machine at a time run the build of this name."""
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / f"{name}.lock").open("w") as lock:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

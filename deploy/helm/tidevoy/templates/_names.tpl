@@ -123,6 +123,19 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if and .Values.api.exposed .Values.api.tls.enabled }}true{{ end }}
 {{- end }}
 
+{{/* How a process of the Pod reaches the REST port. */}}
+{{- define "tidevoy.localApiHost" -}}
+{{- if and .Values.api.exposed (eq .Values.bindAddress "::") }}[::1]{{ else }}127.0.0.1{{ end }}
+{{- end }}
+
+{{/* Names of the Service of REST, as a list in JSON. */}}
+{{- define "tidevoy.apiHosts" -}}
+{{- $name := include "tidevoy.apiName" . -}}
+{{- $namespace := .Release.Namespace -}}
+{{- list (printf "%s.%s" $name (include "tidevoy.serviceDomain" .)) (printf "%s.%s.svc" $name $namespace)
+      (printf "%s.%s" $name $namespace) | toJson -}}
+{{- end }}
+
 {{- define "tidevoy.apiScheme" -}}
 {{- if include "tidevoy.apiTls" . }}https{{ else }}http{{ end }}
 {{- end }}

@@ -24,6 +24,10 @@
 {{- end }}
 {{- $_ := set $api "tls" $tls }}
 {{- end }}
+{{- if and .Values.api.exposed (not .Values.api.tokens.secretName) }}
+{{- /* Without authentication, the server accepts only names that it knows. */}}
+{{- $_ := set $api "host_names" (concat ($api.host_names | default list) (include "tidevoy.apiHosts" . | fromJsonArray)) }}
+{{- end }}
 {{- $_ := set $settings "api" $api -}}
 {{- $_ := set $settings "envoy_health" (dict "listen" (include "tidevoy.address" (list $bind .Values.envoy.healthPort))) -}}
 {{- $replicas := merge (dict "enabled" (not (empty (dig "pd" "urls" list $settings)))) ($settings.replicas | default dict) -}}
