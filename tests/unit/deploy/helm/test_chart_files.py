@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from cryptography import x509
 
+from cli.main import run as run_command
 from controlplane.config import schema
 from controlplane.config.settings import Settings
 from tests.support.kubernetes.rendered_chart import run_helm
@@ -77,6 +79,18 @@ def test_readme_names_only_existing_values() -> None:
         for key in name.split("."):
             assert key in section, name
             section = section[key]
+
+
+def test_readme_issues_certificates_for_the_names_that_are_used(tmp_path: Path) -> None:
+    (host,) = re.findall(r"^host=(\S+)$", README, re.M)
+    (command,) = re.findall(r"^tidevoy (certificates init (?:.*\\\n)*.*)$", README, re.M)
+    arguments = command.replace("\\\n", " ").replace("./ca", str(tmp_path)).replace("$host", host).split()
+    assert run_command(arguments) == 0
+    certificate = x509.load_pem_x509_certificate((tmp_path / "control-plane.pem").read_bytes())
+    issued = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    used = rendered("minimal").get("Certificate", "tidevoy-control-plane")["spec"]["dnsNames"]
+    assert set(issued.get_values_for_type(x509.DNSName)) == {name.replace(".db.", ".tidb.") for name in used}
+    assert (tmp_path / "envoy-tidevoy-envoy.pem").exists()
 
 
 @pytest.mark.parametrize("case", ["minimal", "monitoring", "all options"])
