@@ -82,6 +82,8 @@ async def test_release_is_updated_rolled_back_and_removed(
     async with machines.observed(observe):
         images = {"controlPlane": {"image": {"tag": "0.1.1"}}, "envoy": {"image": {"tag": "0.1.1"}}}
         await release.upgrade(merged(reloaded, images), "--wait")
+        # Helm does not wait for the last old Pod to end.
+        await wait_until(partial(has_pods, release, "envoy", 3), 60)
     upgraded = await names(release)
     assert not upgraded["envoy"] & before["envoy"]
     assert upgraded["control-plane"] == before["control-plane"]  # new Pods of the same names
@@ -89,6 +91,7 @@ async def test_release_is_updated_rolled_back_and_removed(
     assert lowest == {"envoy": 3, "control-plane": 1}
 
     await release.rollback("--wait")
+    await wait_until(partial(has_pods, release, "envoy", 3), 60)
     assert {image_of(pod) for pod in await release.pods("envoy")} == {"tidevoy/envoy:0.1.0"}
 
     await release.uninstall()

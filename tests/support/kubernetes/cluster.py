@@ -19,11 +19,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from sandbox.etcd import Etcd
-from sandbox.server import Server, http_client
+from sandbox.server import Server, http_responds
 from tests.support.kubernetes import server_programs
 from tests.support.kubernetes.rendered_chart import Object
 
 SERVICE_NETWORK = "10.96.0.0/16"
+_LOOPBACK = "127.0.0.1"
 # Not started: nobody sends the heartbeats of the fake machines.
 _OMITTED_CONTROLLERS = ("node-lifecycle-controller",)
 
@@ -41,7 +42,7 @@ class ApiServer(Server):
 
     start_timeout_seconds = 120.0
 
-    def __init__(self, directory: Path, etcd: Etcd, address: str = "127.0.0.1") -> None:
+    def __init__(self, directory: Path, etcd: Etcd, address: str) -> None:
         super().__init__("kube-apiserver", directory)
         self.address = address
         self.port = self.ports.allocate()
@@ -109,13 +110,12 @@ class ApiServer(Server):
             f"--service-account-signing-key-file={self.file('accounts.key')}",
             f"--token-auth-file={self.file('tokens.csv')}",
             "--authorization-mode=RBAC",
-            # Loopback is no address that Pods could reach, but nothing runs here.
-            "--endpoint-reconciler-type=none" if self.address == "127.0.0.1" else "--allow-privileged=true",
+            # Loopback is no address that Pods could reach.
+            *(["--endpoint-reconciler-type=none"] if self.address == _LOOPBACK else []),
         ]
 
     async def is_serving(self) -> bool:
-        async with http_client(self.url) as client:
-            return (await client.get("/readyz", headers=dict(self.headers))).status_code == 200
+        return await http_responds(f"{self.url}/readyz")
 
 
 class ClusterProgram(Server):
@@ -142,8 +142,7 @@ class ClusterProgram(Server):
         ]
 
     async def is_serving(self) -> bool:
-        async with http_client(f"https://127.0.0.1:{self.port}") as client:
-            return (await client.get("/healthz")).status_code == 200
+        return await http_responds(f"https://127.0.0.1:{self.port}/healthz")
 
 
 class KubernetesCluster:
@@ -179,13 +178,16 @@ class KubernetesCluster:
 
 
 @asynccontextmanager
-async def run_cluster(directory: Path) -> AsyncIterator[KubernetesCluster]:
-    """Run the servers, with the custom resource definitions that the chart's objects need."""
+async def run_cluster(directory: Path, address: str = _LOOPBACK) -> AsyncIterator[KubernetesCluster]:
+    """Run the servers, with the custom resource definitions that the chart's objects need.
+
+    `address` is that of the API server. Pods reach it only at another address than loopback.
+    """
     for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler"):
         await asyncio.to_thread(server_programs.program, name)
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(Etcd.start(directory / "etcd"))
-        api = await stack.enter_async_context(ApiServer(directory / "kubernetes", etcd))
+        api = await stack.enter_async_context(ApiServer(directory / "kubernetes", etcd, address))
         controllers = ClusterProgram(
             "kube-controller-manager",
             api,

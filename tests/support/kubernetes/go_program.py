@@ -50,6 +50,8 @@ class GoProgram:
 
         Raises GoMissing or GoBuildFailed.
         """
+        if self.path.exists():
+            return self.path
         with locked(self.name):
             if not self.path.exists():
                 environment = {"GOBIN": str(self.path.parent), "GOFLAGS": "-trimpath"}

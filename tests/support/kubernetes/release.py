@@ -34,9 +34,9 @@ class Release:
         """Go back to the revision before."""
         await self._helm("rollback", NAME, *options)
 
-    async def test(self) -> str:
+    async def test(self, *options: str) -> str:
         """Run `helm test` and return its output."""
-        return await self._helm("test", NAME)
+        return await self._helm("test", NAME, *options)
 
     async def uninstall(self) -> None:
         """Remove the release."""

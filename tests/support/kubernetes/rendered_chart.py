@@ -32,7 +32,7 @@ def find_helm() -> str:
 
     `make test` builds Helm before the tests.
     """
-    return str(HELM.path if HELM.path.exists() else HELM.install())
+    return str(HELM.install())
 
 
 def run_helm(*arguments: str, input: str | None = None) -> str:

@@ -13,7 +13,7 @@ from tests.support.kubernetes.go_program import CACHE, locked, run_go
 
 _MODULE = Path(__file__).parent / "server"
 _BUILD_TIMEOUT_SECONDS = 7200.0
-PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
 # Versions of the modules whose custom resource definitions the chart's objects use.
 _DEFINITIONS = {
     "github.com/cert-manager/cert-manager@v1.21.2": (
@@ -37,6 +37,8 @@ def version() -> str:
 def program(name: str) -> Path:
     """Return one of `PROGRAMS`; build it first if needed. Raises GoMissing or GoBuildFailed."""
     path = CACHE / f"kubernetes-{version()}" / name
+    if path.exists():
+        return path
     with locked("kubernetes"):
         if not path.exists():
             major, minor, _ = version().lstrip("v").split(".")
