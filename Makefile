@@ -19,7 +19,7 @@ LOAD_CLIENT := filters/target/release/tidevoy-load
 FUZZ := --manifest-path filters/fuzz/Cargo.toml --locked --target-dir filters/target
 # Four jobs run at the same time: while one waits for the network, a compiler or the linker, others use its core.
 IN_PARALLEL := $(MAKE) --no-print-directory --jobs=4 --output-sync=line
-BUILDS := $(MODULE) $(LOAD_CLIENT) packages-for-tests clients
+BUILDS := $(MODULE) $(LOAD_CLIENT) packages-for-tests clients helm
 # Many tests wait for other processes or for timeouts, so more tests than cores run at the same time. The directories
 # with the longest tests come first.
 ALL_TESTS := --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(addprefix tests/,e2e integration unit)
@@ -34,8 +34,9 @@ REAL_TIDB = $(if $(findstring --fake-tidb,$(ARGS)),,$(or $(findstring --tidb-bin
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run ci test test-tidb test-releases test-upgrade dist test-dist lint audit fmt bench fuzz matrix soak test-switches lock clean
-.PHONY: packages-for-tests clients test-rust lint-python lint-rust test-python
+.PHONY: help run ci test test-tidb test-releases test-upgrade test-kubernetes dist test-dist lint audit fmt bench fuzz matrix
+.PHONY: soak test-switches lock clean
+.PHONY: packages-for-tests clients helm test-rust lint-python lint-rust test-python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,7 +47,7 @@ run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C stops i
 
 ci: $(READY) ## lint, test and audit, with several jobs at the same time
 	@RUST=$(RUST) sandbox/install.sh rust
-	@$(IN_PARALLEL) $(BUILDS) lint-python
+	@$(IN_PARALLEL) $(BUILDS) lint-python STRICT=--strict
 	@$(IN_PARALLEL) PRIORITY="nice -n 19" test-python audit lint-rust test-rust
 
 # The Python tests spend a quarter of their time waiting. In `make ci`, the other checks run in that time.
@@ -77,11 +78,20 @@ test-upgrade: $(READY) $(MODULE) ## upgrade and roll back Tidevoy itself: this b
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no $(or $(ARGS),tests/upgrade)
 
+test-kubernetes: $(READY) helm ## test the Helm chart with Kubernetes' API server, controllers and scheduler; the first run builds them with Go
+	@PYTHON=$(PYTHON) sandbox/install.sh run
+	@$(BIN)/python -m tests.support.kubernetes.server_programs
+	@exec $(BIN)/pytest $(or $(ARGS),tests/kubernetes)
+
 packages-for-tests:
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 
 clients: packages-for-tests
 	@exec $(BIN)/python -m tests.support.clients.client_builds
+
+# For the tests of the Helm chart. They are skipped without Helm, except in `make ci`.
+helm: $(READY)
+	@exec $(BIN)/python -m tests.support.kubernetes.go_program $(STRICT)
 
 # `--tests` leaves out documentation tests, because there are none.
 test-rust:

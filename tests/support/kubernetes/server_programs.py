@@ -1,0 +1,82 @@
+"""Builds Kubernetes' own programs from the Go module proxy.
+
+`python -m tests.support.kubernetes.server_programs` builds all of them. The module in `server/` requires
+k8s.io/kubernetes. A build from nothing takes half an hour on two slow cores.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.kubernetes.go_program import CACHE, locked, run_go
+
+_MODULE = Path(__file__).parent / "server"
+_BUILD_TIMEOUT_SECONDS = 7200.0
+PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl")
+# Versions of the modules whose custom resource definitions the chart's objects use.
+_DEFINITIONS = {
+    "github.com/cert-manager/cert-manager@v1.21.2": (
+        "deploy/crds/cert-manager.io_certificates.yaml",
+        "deploy/crds/cert-manager.io_issuers.yaml",
+    ),
+    "github.com/prometheus-operator/prometheus-operator@v0.85.0": (
+        "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
+        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+    ),
+}
+
+
+def version() -> str:
+    """Return the version of Kubernetes that the module requires, such as v1.34.4."""
+    match = re.search(r"^require k8s.io/kubernetes (\S+)$", (_MODULE / "go.mod").read_text(), re.M)
+    assert match is not None
+    return match[1]
+
+
+def program(name: str) -> Path:
+    """Return one of `PROGRAMS`; build it first if needed. Raises GoMissing or GoBuildFailed."""
+    path = CACHE / f"kubernetes-{version()}" / name
+    if path.exists():
+        return path
+    with locked("kubernetes"):
+        if not path.exists():
+            major, minor, _ = version().lstrip("v").split(".")
+            variables = {"gitVersion": version(), "gitMajor": major, "gitMinor": minor}
+            flags = " ".join(
+                f"-X k8s.io/component-base/version.{key}={text}" for key, text in variables.items()
+            )
+            run_go(
+                [
+                    "build",
+                    "-trimpath",
+                    f"-ldflags=-s -w {flags}",
+                    f"-o={path}",
+                    f"k8s.io/kubernetes/cmd/{name}",
+                ],
+                _MODULE,
+                {"CGO_ENABLED": "0"},
+                timeout=_BUILD_TIMEOUT_SECONDS,
+            )
+    return path
+
+
+def resource_definitions() -> list[str]:
+    """Return the custom resource definitions of cert-manager and Prometheus Operator, as YAML."""
+    texts = []
+    for module, files in _DEFINITIONS.items():
+        output = run_go(["mod", "download", "-json", module], _MODULE, {})
+        directory = re.search(r'"Dir": "(.+)"', output)
+        assert directory is not None
+        texts += [(Path(directory[1]) / file).read_text() for file in files]
+    return texts
+
+
+def main() -> None:
+    """Build all programs."""
+    for name in PROGRAMS:
+        print(program(name), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Skips the tests of the Helm chart if Helm is not built."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.kubernetes.go_program import HELM
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _helm() -> None:
+    """Find Helm. `make test` builds it if there is Go; `make ci` fails if it cannot build it."""
+    if not HELM.path.exists():
+        pytest.skip(
+            f"Helm {HELM.version} is not built: python -m tests.support.kubernetes.go_program (needs Go)"
+        )
