@@ -19,7 +19,7 @@ LOAD_CLIENT := filters/target/release/tidevoy-load
 FUZZ := --manifest-path filters/fuzz/Cargo.toml --locked --target-dir filters/target
 # Four jobs run at the same time: while one waits for the network, a compiler or the linker, others use its core.
 IN_PARALLEL := $(MAKE) --no-print-directory --jobs=4 --output-sync=line
-BUILDS := $(MODULE) $(LOAD_CLIENT) packages-for-tests clients helm
+BUILDS := $(MODULE) $(LOAD_CLIENT) packages-for-tests clients
 # Many tests wait for other processes or for timeouts, so more tests than cores run at the same time. The directories
 # with the longest tests come first.
 ALL_TESTS := --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(addprefix tests/,e2e integration unit)
@@ -47,8 +47,8 @@ run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C stops i
 
 ci: $(READY) ## lint, test and audit, with several jobs at the same time
 	@RUST=$(RUST) sandbox/install.sh rust
-	@$(IN_PARALLEL) $(BUILDS) lint-python STRICT=--strict
-	@$(IN_PARALLEL) PRIORITY="nice -n 19" test-python audit lint-rust test-rust
+	@$(IN_PARALLEL) $(BUILDS) lint-python
+	@$(IN_PARALLEL) PRIORITY="nice -n 19" STRICT=--strict test-python helm audit lint-rust test-rust
 
 # The Python tests spend a quarter of their time waiting. In `make ci`, the other checks run in that time.
 # `+` makes make print the tests' progress at once. The output of other commands appears when they end.
@@ -57,7 +57,7 @@ test-python:
 
 test: $(READY) ## run all tests
 	@RUST=$(RUST) sandbox/install.sh rust
-	@$(IN_PARALLEL) --silent test-rust $(BUILDS)
+	@$(IN_PARALLEL) --silent test-rust $(BUILDS) helm
 	@exec $(BIN)/pytest $(or $(ARGS),$(ALL_TESTS))
 
 # These tests measure the CPU, so no other tests run beside them.
@@ -89,9 +89,9 @@ packages-for-tests:
 clients: packages-for-tests
 	@exec $(BIN)/python -m tests.support.clients.client_builds
 
-# For the tests of the Helm chart. They are skipped without Helm, except in `make ci`.
+# For the tests of the Helm chart, which are among the last ones. They are skipped without Helm; `make ci` fails then.
 helm: $(READY)
-	@exec $(BIN)/python -m tests.support.kubernetes.go_program $(STRICT)
+	@exec $(PRIORITY) $(BIN)/python -m tests.support.kubernetes.go_program $(STRICT)
 
 # `--tests` leaves out documentation tests, because there are none.
 test-rust:
