@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +13,9 @@ from sandbox.session_certificate import SessionCertificate
 from tests.support.kubernetes.cluster import KubernetesCluster, run_cluster
 from tests.support.kubernetes.container_images import UPGRADED_VERSION
 from tests.support.kubernetes.fake_tidb_cluster import TIDB_COUNT, create_tidb_cluster
-from tests.support.kubernetes.machine import ADDRESS, missing_requirement, run_machine, set_up_network
+from tests.support.kubernetes.machine import ADDRESS, missing_requirement, run_machine, set_up_namespaces
 from tests.support.kubernetes.pods import Pods
+from tests.support.kubernetes.prerequisites import create_certificates, local_volume, secrets
 from tests.support.kubernetes.release import Release
 
 NAMESPACE = "tidb"
@@ -26,8 +26,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kub
     """Run the cluster. Skips if no container can run here."""
     if reason := missing_requirement():
         pytest.skip(reason)
-    set_up_network(os.environ)
-    # containerd's paths must be short.
+    set_up_namespaces(os.environ)
     directory = tmp_path_factory.mktemp("cluster")
     async with run_cluster(directory, ADDRESS) as running, run_machine(running, directory):
         yield running
@@ -45,16 +44,25 @@ async def pods(cluster: KubernetesCluster, tmp_path_factory: pytest.TempPathFact
     return running
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def release(cluster: KubernetesCluster, pods: Pods, tmp_path: Path) -> Release:
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Issue the certificates of control planes and Envoys."""
+    directory = tmp_path_factory.mktemp("certificates")
+    create_certificates(NAMESPACE, directory)
+    return directory
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def release(
+    cluster: KubernetesCluster, pods: Pods, certificates: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Release:
     """Create what the chart needs: Secrets with certificates, and volumes."""
-    await asyncio.to_thread(pods.create_certificates, tmp_path)
-    for name, files in pods.secrets(tmp_path).items():
+    for name, files in secrets(NAMESPACE, certificates).items():
         path = f"/api/v1/namespaces/{NAMESPACE}/secrets"
         await cluster.create(path, {"metadata": {"name": name}, "stringData": files})
     for number in range(2):
-        (tmp_path / f"volume-{number}").mkdir()
-        await cluster.create("/api/v1/persistentvolumes", pods.volume(tmp_path / f"volume-{number}"))
+        directory = tmp_path_factory.mktemp(f"volume-{number}", numbered=False)
+        await cluster.create("/api/v1/persistentvolumes", local_volume(directory))
     return Release(cluster, NAMESPACE)
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.kubernetes.cluster import KubernetesCluster
+from cli.main import run as run_command
+from sandbox.server import http_client
 from tests.support.kubernetes.fake_tidb_cluster import TIDB_COUNT, node_address
 from tests.support.kubernetes.machine import ZONE
 from tests.support.kubernetes.pods import LoadResult, Pods, running_load
+from tests.support.kubernetes.prerequisites import TOKEN, secrets
 from tests.support.kubernetes.release import Release
 from tests.support.kubernetes.value_cases import Values, merged
 from tests.support.waiting import wait_until
@@ -19,11 +24,10 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1800)]
 
 ENVOYS = "app.kubernetes.io/component=envoy"
-CONTROL_PLANES = "app.kubernetes.io/component=control-plane"
 
 
 async def test_release_runs_and_is_changed_under_load(
-    cluster: KubernetesCluster, pods: Pods, release: Release, values: Values, upgraded: Values
+    pods: Pods, release: Release, values: Values, upgraded: Values, certificates: Path
 ) -> None:
     await release.install(values, "--wait")
     assert "Phase:          Succeeded" in await release.test()
@@ -39,12 +43,15 @@ async def test_release_runs_and_is_changed_under_load(
         await check_reload(pods, release, values)
         await check_server_restart(pods)
         await check_drain_of_an_envoy(pods)
+        await check_renewal(pods, certificates)
 
         # Control planes and Envoys are replaced, and then again by the rollback.
         before = await names(pods, ENVOYS)
         await release.upgrade(merged(values, upgraded), "--wait")
+        await pods.wait_ready(ENVOYS, 2)  # Helm does not wait for the last old Pod to end.
         assert not await names(pods, ENVOYS) & before
         await release.rollback("--wait")
+        await pods.wait_ready(ENVOYS, 2)
         await has_progress(load)
         await check_status(pods)
     print(f"kubernetes load: {load}")
@@ -128,7 +135,47 @@ async def check_drain_of_an_envoy(pods: Pods) -> None:
     await wait_until(partial(is_pod_ready, pods, name, True), 30)
 
 
+async def check_renewal(pods: Pods, certificates: Path) -> None:
+    """Control planes present a renewed certificate without a restart."""
+    assert await asyncio.to_thread(run_command, ["certificates", "renew", str(certificates), "--all"]) == 0
+    name = "tidevoy-control-plane-tls"
+    await pods.update_secret(name, secrets(pods.namespace, certificates)[name])
+    renewed = ssl.PEM_cert_to_DER_cert((certificates / "control-plane.pem").read_text())
+    for pod in await pods.list("app.kubernetes.io/component=control-plane"):
+        await wait_until(partial(presents, pod["status"]["podIP"], renewed), 150)
+
+
+async def presents(address: str, certificate: bytes) -> bool:
+    presented = await asyncio.to_thread(ssl.get_server_certificate, (address, 18000))
+    return ssl.PEM_cert_to_DER_cert(presented) == certificate
+
+
 async def is_pod_ready(pods: Pods, name: str, expected: bool) -> bool:
     (pod,) = [each for each in await pods.list(ENVOYS) if each["metadata"]["name"] == name]
     ready = [each["status"] for each in pod["status"]["conditions"] if each["type"] == "Ready"]
     return ready == ["True" if expected else "False"]
+
+
+async def test_exposed_api_and_envoys_on_each_machine(pods: Pods, release: Release, values: Values) -> None:
+    """REST has TLS and tokens, so the kubelet's probes use HTTPS. One control plane, without a volume."""
+    other = {
+        "api": {"exposed": True, "tokens": {"secretName": "tokens"}},
+        "controlPlane": {"replicas": 1, "persistence": {"enabled": False}, "reloader": {"enabled": False}},
+        "envoy": {"kind": "DaemonSet", "zone": {"from": "value", "value": "a"}},
+    }
+    await release.install(merged(values, other), "--wait")
+    output = await release.test("--logs")
+    assert "tidevoy-api.tidb.svc.cluster.local:3080/readyz: 200" in output
+
+    service = await release.get("services/tidevoy-api")
+    url = f"https://{service['spec']['clusterIP']}:3080/v1/envoys"
+    async with http_client() as client:
+        assert (await client.get(url)).status_code == 401
+        answer = await client.get(url, headers={"Authorization": f"Bearer {TOKEN}"})
+    (envoy,) = [each for each in answer.json()["envoys"] if each["connected_since"] is not None]
+    assert (envoy["id"], envoy["filter"], envoy["zone"]) == (
+        min(await names(pods, ENVOYS)),
+        "module",
+        "a",
+    )
+    await release.uninstall()

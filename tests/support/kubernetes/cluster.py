@@ -25,8 +25,6 @@ from tests.support.kubernetes.rendered_chart import Object
 
 SERVICE_NETWORK = "10.96.0.0/16"
 _LOOPBACK = "127.0.0.1"
-# Not started: nobody sends the heartbeats of the fake machines.
-_OMITTED_CONTROLLERS = ("node-lifecycle-controller",)
 
 
 class KubernetesError(Exception):
@@ -110,6 +108,7 @@ class ApiServer(Server):
             f"--service-account-signing-key-file={self.file('accounts.key')}",
             f"--token-auth-file={self.file('tokens.csv')}",
             "--authorization-mode=RBAC",
+            "--kubelet-preferred-address-types=InternalIP",
             # Loopback is no address that Pods could reach.
             *(["--endpoint-reconciler-type=none"] if self.address == _LOOPBACK else []),
         ]
@@ -181,7 +180,7 @@ class KubernetesCluster:
 async def run_cluster(directory: Path, address: str = _LOOPBACK) -> AsyncIterator[KubernetesCluster]:
     """Run the servers, with the custom resource definitions that the chart's objects need.
 
-    `address` is that of the API server. Pods reach it only at another address than loopback.
+    `address` is that of the API server. With another address than loopback, machines run Pods.
     """
     for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler"):
         await asyncio.to_thread(server_programs.program, name)
@@ -194,7 +193,8 @@ async def run_cluster(directory: Path, address: str = _LOOPBACK) -> AsyncIterato
             f"--service-account-private-key-file={api.file('accounts.key')}",
             f"--root-ca-file={api.file('ca.crt')}",
             "--use-service-account-credentials",
-            "--controllers=" + ",".join(["*", *(f"-{name}" for name in _OMITTED_CONTROLLERS)]),
+            # Nobody sends heartbeats of fake machines.
+            "--controllers=*,-node-lifecycle-controller" if address == _LOOPBACK else "--controllers=*",
         )
         await stack.enter_async_context(controllers)
         await stack.enter_async_context(ClusterProgram("kube-scheduler", api))

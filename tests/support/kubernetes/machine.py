@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -23,7 +24,7 @@ from sandbox.server import Server, http_responds
 from tests.support.kubernetes import server_programs
 from tests.support.kubernetes.cluster import ApiServer, KubernetesCluster
 from tests.support.kubernetes.container_images import PAUSE_IMAGE, images_archive
-from tests.support.kubernetes.go_program import GoProgram
+from tests.support.kubernetes.server_programs import CNI_PLUGINS, COREDNS
 
 NAME = "machine"
 ZONE = "zone-b"
@@ -33,20 +34,13 @@ _CLUSTER_DOMAIN = "cluster.local"
 _DNS_PORT = 53
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP = "tidevoy-kubelet"
-COREDNS = GoProgram("coredns", "github.com/coredns/coredns", "v1.12.4")
-_CNI = "github.com/containernetworking/plugins/plugins"
-CNI_PLUGINS = (
-    GoProgram("bridge", f"{_CNI}/main/bridge", "v1.9.0"),
-    GoProgram("loopback", f"{_CNI}/main/loopback", "v1.9.0"),
-    GoProgram("host-local", f"{_CNI}/ipam/host-local", "v1.9.0"),
-)
 
 
 def missing_requirement() -> str:
     """Return why no machine can run here; empty if it can."""
     if os.geteuid() != 0:
         return "only root can run containers"
-    if [each.name for each in Path("/sys/class/net").iterdir()] != ["lo"]:
+    if [name for _, name in socket.if_nameindex()] != ["lo"]:
         return "run it in a network namespace of its own: make test-kubernetes"
     try:
         for program, package in (("containerd", "containerd"), ("runc", "runc"), ("ip", "iproute2")):
@@ -63,8 +57,7 @@ class Containerd(Server):
 
     def __init__(self, directory: Path) -> None:
         super().__init__("containerd", directory)
-        # Unix sockets have short paths.
-        self.socket = Path("/run/tidevoy-test/containerd.sock")
+        self.socket = self.directory / "containerd.sock"
 
     def configuration(self) -> str:
         plugins = self.directory / "cni-plugins"
@@ -96,13 +89,14 @@ class Containerd(Server):
             (
                 "version = 2",
                 f'root = "{self.directory}/root"',
-                'state = "/run/tidevoy-test/containerd"',
+                f'state = "{self.directory}/state"',
                 "[grpc]",
                 f'address = "{self.socket}"',
                 '[plugins."io.containerd.grpc.v1.cri"]',
                 f'sandbox_image = "{PAUSE_IMAGE}"',
-                # The file system below may be an overlay itself.
-                'containerd = {snapshotter = "overlayfs", default_runtime_name = "runc"}',
+                "restrict_oom_score_adj = true",  # without CAP_SYS_RESOURCE
+                '[plugins."io.containerd.grpc.v1.cri".containerd]',
+                'default_runtime_name = "runc"',
                 '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]',
                 'runtime_type = "io.containerd.runc.v2"',
                 '[plugins."io.containerd.grpc.v1.cri".cni]',
@@ -156,8 +150,9 @@ class Kubelet(Server):
                 "address": ADDRESS,
                 "port": self.port,
                 "healthzPort": self._health_port,
-                "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": True}},
-                "authorization": {"mode": "Webhook"},
+                # Only processes of this network namespace reach it.
+                "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+                "authorization": {"mode": "AlwaysAllow"},
                 "cgroupDriver": "cgroupfs",
                 "cgroupRoot": f"/{_CGROUP}",
                 "enforceNodeAllocatable": [],
@@ -250,6 +245,7 @@ async def run_machine(cluster: KubernetesCluster, directory: Path) -> AsyncItera
     """Run the machine's programs, with the images that the chart needs."""
     archive = images_archive()
     async with AsyncExitStack() as stack:
+        _create_cgroups()
         stack.callback(_remove_cgroups)
         containerd = await stack.enter_async_context(Containerd(directory / "containerd"))
         await containerd.ctr("images", "import", str(archive))
@@ -266,6 +262,16 @@ async def _stop_pods(containerd: Containerd) -> None:
             await containerd.ctr("tasks", "delete", "--force", task)
 
 
+def _create_cgroups() -> None:
+    """Create the group below which the kubelet puts Pods. In cgroup v1, each controller has its hierarchy."""
+    roots = [path.parent for path in _CGROUPS.glob("*/cgroup.procs")] or [_CGROUPS]
+    for root in roots:
+        (root / _CGROUP).mkdir(exist_ok=True)
+        for setting in ("cpuset.cpus", "cpuset.mems"):
+            if (root / setting).exists():
+                (root / _CGROUP / setting).write_text((root / setting).read_text())
+
+
 def _remove_cgroups() -> None:
     tops = [path for path in (*_CGROUPS.glob(f"*/{_CGROUP}"), *_CGROUPS.glob(_CGROUP)) if path.is_dir()]
     below = [path for top in tops for path in top.rglob("*/") if path.is_dir()]
@@ -274,15 +280,18 @@ def _remove_cgroups() -> None:
             path.rmdir()
 
 
-def set_up_network(environment: Mapping[str, str]) -> None:
-    """Give the machine its address, in the new network namespace."""
+def set_up_namespaces(environment: Mapping[str, str]) -> None:
+    """Give the machine its address, and directories that other programs of this machine do not see."""
+    for directory in ("/run/containerd", "/run/netns"):
+        Path(directory).mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", directory], check=True, env=dict(environment))
     for command in (
         "ip link set lo up",
-        "ip link add machine0 type dummy",
+        "ip link add machine0 type bridge",
         f"ip address add {ADDRESS}/24 dev machine0",
         "ip link set machine0 up",
         # Services and Pods are reached by local rules and the bridge.
-        f"ip route add default via {ADDRESS} dev machine0 onlink",
+        "ip route add default dev machine0",
     ):
         subprocess.run(command.split(), check=True, env=dict(environment))
     for setting in ("net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"):

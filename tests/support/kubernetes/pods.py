@@ -6,26 +6,22 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pymysql
 
-from cli.main import run as run_command
 from tests.support.compose.commands import run_command as run_program
 from tests.support.kubernetes import server_programs
 from tests.support.kubernetes.cluster import KubernetesCluster
 from tests.support.kubernetes.fake_machines import is_ready
-from tests.support.kubernetes.machine import NAME as MACHINE
 from tests.support.kubernetes.rendered_chart import Object
 from tests.support.waiting import wait_until
 
 CONTROL_PLANE = "tidevoy-control-plane"
-ENVOY_ID = "tidevoy-envoy"
 _START_TIMEOUT_SECONDS = 240.0
 
 
@@ -52,6 +48,11 @@ class Pods:
         """Delete a Pod, as its controller or a drained machine does."""
         await self._cluster.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{name}")
 
+    async def update_secret(self, name: str, files: Mapping[str, str]) -> None:
+        """Replace the content of a Secret."""
+        path = f"/api/v1/namespaces/{self.namespace}/secrets/{name}"
+        await self._cluster.patch(path, {"stringData": dict(files)})
+
     async def kubectl(self, *arguments: str) -> str:
         """Run kubectl, and return its output."""
         program = str(await asyncio.to_thread(server_programs.program, "kubectl"))
@@ -62,40 +63,6 @@ class Pods:
         """Run the command line in the Pod of a control plane, and return the JSON that it prints."""
         command = ("exec", f"{CONTROL_PLANE}-{replica}", "--", "tidevoy", *arguments, "--json")
         return json.loads(await self.kubectl(*command))
-
-    def create_certificates(self, directory: Path) -> None:
-        """Issue the certificates, as the README of the chart says."""
-        host = f"{CONTROL_PLANE}.{self.namespace}.svc.cluster.local"
-        hosts = [host, *(f"{CONTROL_PLANE}-{number}.{host}" for number in range(2))]
-        options = [word for each in hosts for word in ("--control-plane", each)]
-        assert run_command(["certificates", "init", str(directory), *options, "--envoy", ENVOY_ID]) == 0
-
-    def secrets(self, directory: Path) -> dict[str, dict[str, str]]:
-        """Return the content of the Secrets with the certificates, by name."""
-        stems = {"tidevoy-control-plane-tls": "control-plane", "tidevoy-envoy-tls": f"envoy-{ENVOY_ID}"}
-        return {
-            name: {
-                "ca.crt": (directory / "ca.pem").read_text(),
-                "tls.crt": (directory / f"{stem}.pem").read_text(),
-                "tls.key": (directory / f"{stem}.key").read_text(),
-            }
-            for name, stem in stems.items()
-        }
-
-    def volume(self, directory: Path) -> Object:
-        """Return a volume in a directory of the machine."""
-        terms = [
-            {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [MACHINE]}]}
-        ]
-        return {
-            "metadata": {"name": directory.name},
-            "spec": {
-                "capacity": {"storage": "1Gi"},
-                "accessModes": ["ReadWriteOnce"],
-                "local": {"path": str(directory)},
-                "nodeAffinity": {"required": {"nodeSelectorTerms": terms}},
-            },
-        }
 
 
 @dataclass

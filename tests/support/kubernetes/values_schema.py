@@ -42,7 +42,7 @@ SET_BY_CHART = frozenset(
 _BOUNDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum"}
 
 
-def render(text: str) -> str:
+def render_schema(text: str) -> str:
     """Return `values.schema.json` with the current settings."""
     values_schema = json.loads(text)
     values_schema["properties"]["config"] = _section(Settings, ())
@@ -113,7 +113,7 @@ def _or_null(described: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Write the file."""
-    VALUES_SCHEMA.write_text(render(VALUES_SCHEMA.read_text()))
+    VALUES_SCHEMA.write_text(render_schema(VALUES_SCHEMA.read_text()))
 
 
 if __name__ == "__main__":

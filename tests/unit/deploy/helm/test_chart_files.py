@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tarfile
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from cryptography import x509
 from cli.main import run as run_command
 from controlplane.config import schema
 from controlplane.config.settings import Settings
-from tests.support.kubernetes.rendered_chart import run_helm
-from tests.support.kubernetes.value_cases import CASES, rendered
-from tests.support.kubernetes.values_schema import CHART, SET_BY_CHART, VALUES_SCHEMA, render
+from tests.support.kubernetes.rendered_chart import render, run_helm
+from tests.support.kubernetes.value_cases import BASE, CASES, merged, rendered
+from tests.support.kubernetes.values_schema import CHART, SET_BY_CHART, VALUES_SCHEMA, render_schema
 
 ROOT = Path(__file__).resolve().parents[4]
 README = (CHART / "README.md").read_text()
@@ -40,7 +41,7 @@ def test_version_is_that_of_tidevoy() -> None:
 def test_schema_of_config_is_current() -> None:
     """Otherwise run `python -m tests.support.kubernetes.values_schema`."""
     text = VALUES_SCHEMA.read_text()
-    assert render(text) == text
+    assert render_schema(text) == text
 
 
 def test_restart_checksum_covers_settings_that_a_reload_does_not_apply() -> None:
@@ -91,6 +92,16 @@ def test_readme_issues_certificates_for_the_names_that_are_used(tmp_path: Path) 
     used = rendered("minimal").get("Certificate", "tidevoy-control-plane")["spec"]["dnsNames"]
     assert set(issued.get_values_for_type(x509.DNSName)) == {name.replace(".db.", ".tidb.") for name in used}
     assert (tmp_path / "envoy-tidevoy-envoy.pem").exists()
+
+
+@pytest.mark.parametrize("page", [CHART / "README.md", ROOT / "docs/operate/kubernetes.md"], ids=str)
+def test_values_in_documentation_are_accepted(page: Path) -> None:
+    blocks = re.findall(r"^( *)```yaml\n(.*?)^\1```", page.read_text(), re.M | re.S)
+    documents = [each for _, block in blocks for each in yaml.safe_load_all(textwrap.dedent(block))]
+    values = [each for each in documents if "apiVersion" not in each]
+    assert len(values) >= 3
+    for each in values:
+        render(merged(BASE, each))
 
 
 @pytest.mark.parametrize("case", ["minimal", "monitoring", "all options"])
