@@ -1,4 +1,4 @@
-"""The bill of materials: the packages of Python and Rust that a release contains, in CycloneDX's format."""
+"""The bill of materials in CycloneDX's format: Python packages and Rust crates, without Envoy."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class XdsServer:
     def configure(self, settings: Settings) -> None:
         """Apply changed settings. Clusters and listeners that Envoys already have do not change."""
         self._settings = settings
-        self._static_resources = StaticResources(settings, replaces=self._static_resources)
+        self._static_resources = StaticResources(settings, previous=self._static_resources)
         self._identity_checker.configure(settings.xds.tls)
         self._registry.set_filter(settings.xds.filter)
         if self._plan is not None:

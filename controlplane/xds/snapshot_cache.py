@@ -83,12 +83,13 @@ class Snapshot:
 class StaticResources:
     """The clusters and listeners of all profiles under some settings. They do not depend on the plan."""
 
-    def __init__(self, settings: Settings, replaces: StaticResources | None = None) -> None:
+    def __init__(self, settings: Settings, previous: StaticResources | None = None) -> None:
+        """`previous`: those before a reload. Earlier settings are kept to name those that Envoys still use."""
         self.settings = settings
         self._earlier: tuple[StaticResources, ...] = ()
-        if replaces is not None:
-            added = () if replaces.settings == settings else (StaticResources(replaces.settings),)
-            self._earlier = (*added, *replaces._earlier)[:_MAX_EARLIER_SETTINGS]
+        if previous is not None:
+            added = () if previous.settings == settings else (StaticResources(previous.settings),)
+            self._earlier = (*added, *previous._earlier)[:_MAX_EARLIER_SETTINGS]
         self._changed_settings: dict[tuple[EnvoyProfile, frozenset[str]], tuple[str, ...]] = {}
         self._without_live_settings = schema.with_defaults_of_reloadable(settings)
         self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
@@ -104,8 +105,9 @@ class StaticResources:
         return self._cache[zoneless]
 
     def changed_settings(self, profile: EnvoyProfile, held: frozenset[str]) -> tuple[str, ...]:
-        """Return which settings have changed since an Envoy got resources with these structures.
+        """Return which settings have changed since an Envoy got the resources that it holds.
 
+        `held`: what identifies these resources (`resource_set.structures_of`).
         Only settings that such an Envoy does not apply while it runs. Empty if it is not known from which
         settings the resources were built, such as after a restart of the control plane.
         """

@@ -1,6 +1,7 @@
 """The files of a release are installed on a clean Debian, and serve SQL there. `make test-dist`.
 
-Each test uses nothing but the file and what its installation page names (docs/install).
+Files are installed as their pages say (docs/install). systemd does not run: the test starts the command of a
+unit as the unit's user.
 """
 
 from __future__ import annotations

@@ -94,8 +94,9 @@ async def test_clients_do_not_notice_the_move_and_the_way_back(
         del settings["sql"]["listen"]
         async with LocalCluster.start(tmp_path / "tidevoy", cluster=cluster, settings=settings) as stack:
             short = DrillLoad(haproxy.sql_port, database, clients=4, statement="select {client}")
-            added = await haproxy.run_command(f"add server tidb/tidevoy 127.0.0.1:{stack.sql_port}")
+            added = await haproxy.run_command(f"add server tidb/tidevoy 127.0.0.1:{stack.sql_port} check")
             assert "New server registered" in added
+            assert await haproxy.run_command("enable health tidb/tidevoy") == ""
             await haproxy.set_state("ready", "tidevoy")
             await haproxy.set_state("drain", *tidb)
             async with short:

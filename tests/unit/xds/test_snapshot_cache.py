@@ -145,7 +145,7 @@ def listener_structures(static_resources: StaticResources) -> frozenset[str]:
 def test_changed_settings_are_those_since_an_envoy_got_its_listeners() -> None:
     def with_changes(before: StaticResources, **sql: Any) -> StaticResources:
         settings = before.settings.model_copy(update={"sql": before.settings.sql.model_copy(update=sql)})
-        return StaticResources(settings, replaces=before)
+        return StaticResources(settings, previous=before)
 
     at_first = StaticResources(Settings())
     logged = with_changes(at_first, access_log=Path("/var/log/sessions"))

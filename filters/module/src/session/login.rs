@@ -202,10 +202,12 @@ impl Session {
         self.handle(if self.has_client_left() { Event::ClientFinished } else { Event::NodeInService });
     }
 
-    /// Lets a login try all nodes again if the last one refuses connections, as long as it may wait for a node. False: the
-    /// login must fail.
+    /// Must be called when no untried node is left. If the node that was tried last refused the connection or did not
+    /// answer, forgets which nodes were tried, so that the login tries them again until `wait_for_node` has passed. False:
+    /// the login must fail, because a node has answered, too many logins try again, or the client has left.
     ///
-    /// A connection that Envoy's proxy handles already cannot be withheld from it any more.
+    /// Unlike [`Self::try_wait_for_node`], this is for connections that Envoy's proxy handles already, and that can no
+    /// longer be withheld from it. If all open endpoints were tried, later logins are withheld at once.
     pub(crate) fn try_nodes_again(&self) -> bool {
         let limits = live_config::limits();
         let is_refused = self.with_session_login(|login| login.is_refused) == Some(true);
