@@ -84,7 +84,7 @@ class StaticResources:
     """The clusters and listeners of all profiles under some settings. They do not depend on the plan."""
 
     def __init__(self, settings: Settings, previous: StaticResources | None = None) -> None:
-        """`previous`: those before a reload. Earlier settings are kept to name those that Envoys still use."""
+        """`previous`: those before a reload, kept to name the settings that Envoys still use."""
         self.settings = settings
         self._earlier: tuple[StaticResources, ...] = ()
         if previous is not None:
