@@ -78,13 +78,15 @@ test-upgrade: $(READY) $(MODULE) ## upgrade and roll back Tidevoy itself: this b
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no $(or $(ARGS),tests/upgrade)
 
-# In the second part, containers run. It needs root, and a network and mounts of its own.
+# The shell is the first process of the new namespace, and reaps orphans.
+ISOLATED := unshare --net --mount --pid --fork --kill-child --mount-proc sh -c
+# In the second part, containers run. It needs root, and namespaces of its own, with which all its processes end.
 test-kubernetes: $(READY) helm ## test the Helm chart in a Kubernetes cluster, whose programs are built with Go
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@$(BIN)/python -m tests.support.kubernetes.server_programs
 	@$(BIN)/pytest tests/kubernetes/test_installation.py $(ARGS)
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python -m tests.support.kubernetes.container_images && \
-		exec unshare --net --mount --propagation private $(BIN)/pytest tests/kubernetes/pods $(ARGS); \
+		$(ISOLATED) '$(BIN)/pytest tests/kubernetes/pods $(ARGS); exit $$?'; \
 		else echo "tests/kubernetes/pods were not run, since only root can run containers"; fi
 
 packages-for-tests:

@@ -24,7 +24,7 @@ def is_ready(pod: Object) -> bool:
 
 
 class FakeMachines:
-    """One machine in each of `ZONES`, and volumes for the claims of Pods."""
+    """One machine in each of `ZONES`, and a volume for each claim."""
 
     def __init__(self, cluster: KubernetesCluster) -> None:
         self._cluster = cluster
@@ -32,7 +32,7 @@ class FakeMachines:
         self._addresses = 0
 
     async def create(self) -> None:
-        """Create the machines and the volumes."""
+        """Create the machines."""
         for zone in ZONES:
             labels = {"topology.kubernetes.io/zone": zone, "kubernetes.io/hostname": f"machine-{zone}"}
             machine = {"metadata": {"name": f"machine-{zone}", "labels": labels}}
@@ -45,17 +45,6 @@ class FakeMachines:
             }
             await self._cluster.patch(f"/api/v1/nodes/machine-{zone}/status", {"status": status})
             await self._cluster.patch(f"/api/v1/nodes/machine-{zone}", {"spec": {"taints": None}})
-        for number in range(20):
-            volume = {
-                "metadata": {"name": f"volume-{number}"},
-                "spec": {
-                    "capacity": {"storage": "1Gi"},
-                    "accessModes": ["ReadWriteOnce"],
-                    "persistentVolumeReclaimPolicy": "Retain",
-                    "hostPath": {"path": "/nonexistent"},
-                },
-            }
-            await self._cluster.create("/api/v1/persistentvolumes", volume)
 
     @asynccontextmanager
     async def observed(self, observe: Callable[[list[Object]], None]) -> AsyncIterator[None]:
@@ -74,6 +63,9 @@ class FakeMachines:
                 for observe in self._observers:
                     observe(pods)
                 await self._update(pods)
+                for claim in await self._cluster.list("/api/v1/persistentvolumeclaims"):
+                    if claim.get("status", {}).get("phase") == "Pending":
+                        await self._provide_volume(claim)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _update(self, pods: Iterable[Object]) -> None:
@@ -86,6 +78,20 @@ class FakeMachines:
                     await self._cluster.request("DELETE", path, {"gracePeriodSeconds": 0})
                 elif "nodeName" in pod["spec"] and pod["status"]["phase"] == "Pending":
                     await self._cluster.patch(f"{path}/status", {"status": self._running(pod)})
+
+    async def _provide_volume(self, claim: Object) -> None:
+        metadata = claim["metadata"]
+        volume = {
+            "metadata": {"name": f"volume-{metadata['uid']}"},
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteOnce"],
+                "hostPath": {"path": "/nonexistent"},
+                "claimRef": {"namespace": metadata["namespace"], "name": metadata["name"]},
+            },
+        }
+        with suppress(KubernetesError):  # it exists, and is not bound yet
+            await self._cluster.create("/api/v1/persistentvolumes", volume)
 
     def _running(self, pod: Object) -> Object:
         if pod["spec"]["restartPolicy"] == "Never":

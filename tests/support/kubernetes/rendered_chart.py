@@ -21,6 +21,8 @@ Labels = Mapping[str, str]
 NAMESPACE = "db"
 # A Helm that `go install` has built takes an old version of Kubernetes as default.
 KUBERNETES_VERSION = "1.34.0"
+# Longer than any `--timeout` of Helm.
+_TIMEOUT_SECONDS = 600.0
 
 
 class HelmFailed(Exception):
@@ -45,7 +47,7 @@ def run_helm(*arguments: str, input: str | None = None) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=_TIMEOUT_SECONDS,
         check=False,
     )
     if result.returncode != 0:
