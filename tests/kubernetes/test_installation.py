@@ -155,15 +155,32 @@ async def evict(cluster: KubernetesCluster, release: Release, pod: Object) -> st
     return ""
 
 
-async def test_autoscaling_that_is_enabled_later_keeps_number_of_envoys(
+async def test_autoscaler_sets_number_of_envoys_and_upgrades_keep_it(
+    cluster: KubernetesCluster, machines: FakeMachines, create_release: CreateRelease
+) -> None:
+    release = await create_release("autoscaled")
+    values = merged(BASE, {"envoy": {"autoscaling": {"enabled": True, "minReplicas": 2}}})
+    await release.install(values, "--wait")
+    await wait_until(partial(has_pods, release, "envoy", 2), 60)
+    # As the autoscaler does.
+    scale = release.path("deployments/tidevoy-envoy/scale", "apps/v1")
+    await cluster.patch(scale, {"spec": {"replicas": 5}})
+    await wait_until(partial(has_pods, release, "envoy", 5), 60)
+    before = await names(release)
+    await release.upgrade(merged(values, {"controlPlane": {"replicas": 3}}), "--wait")
+    await release.rollback("--wait")
+    assert (await names(release))["envoy"] == before["envoy"]
+    await release.uninstall()
+
+
+async def test_autoscaler_that_is_enabled_later_ends_with_its_minimum(
     machines: FakeMachines, create_release: CreateRelease
 ) -> None:
+    """values.yaml says what happens before."""
     release = await create_release("autoscaled-later")
-    values = merged(BASE, {"envoy": {"replicas": 5}})
-    await release.install(values, "--wait")
-    before = await names(release)
-    await release.upgrade(merged(values, {"envoy": {"autoscaling": {"enabled": True}}}), "--wait")
-    assert await names(release) == before
+    await release.install(merged(BASE, {"envoy": {"replicas": 5}}), "--wait")
+    await release.upgrade(merged(BASE, {"envoy": {"autoscaling": {"enabled": True}}}), "--wait")
+    await wait_until(partial(has_pods, release, "envoy", 3), 120)
     await release.uninstall()
 
 
