@@ -95,14 +95,21 @@ def test_sha256sum_accepts_the_checksums(tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
 
 
-def test_chart_has_one_directory_and_no_owner(tmp_path: Path) -> None:
+def test_chart_has_one_directory_no_links_and_no_owner(tmp_path: Path) -> None:
     chart = tmp_path / "deploy/helm/tidevoy"
-    (chart / "templates").mkdir(parents=True)
+    (chart / "files").mkdir(parents=True)
     (chart / "Chart.yaml").write_text("name: tidevoy\n")
-    (chart / "templates/service.yaml").write_text("kind: Service\n")
+    boards = tmp_path / "deploy/grafana/dashboards"
+    boards.mkdir(parents=True)
+    (boards / "nodes.json").write_text("{}\n")
+    (chart / "files/dashboards").symlink_to("../../../grafana/dashboards")
+    (chart / "files/nodes.json").symlink_to("dashboards/nodes.json")
     with tarfile.open(build_chart(tmp_path, "1.2.3", tmp_path)) as archive:
-        entries = {entry.name: (entry.uid, entry.uname, entry.mtime) for entry in archive}
-    assert entries == dict.fromkeys(("tidevoy/Chart.yaml", "tidevoy/templates/service.yaml"), (0, "", 0))
+        entries = {entry.name: (entry.isreg(), entry.size) for entry in archive}
+        owners = {(entry.uid, entry.uname, entry.mtime) for entry in archive}
+    names = ("Chart.yaml", "files/dashboards/nodes.json", "files/nodes.json")
+    assert entries == {f"tidevoy/{name}": (True, size) for name, size in zip(names, (14, 3, 3), strict=True)}
+    assert owners == {(0, "", 0)}
 
 
 def test_debian_package_has_what_was_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

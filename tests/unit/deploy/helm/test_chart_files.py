@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tarfile
 import textwrap
 import tomllib
 from pathlib import Path
@@ -15,6 +14,7 @@ from cryptography import x509
 from cli.main import run as run_command
 from controlplane.config import schema
 from controlplane.config.settings import Settings
+from release.chart import build_chart
 from tests.support.kubernetes.rendered_chart import render, run_helm
 from tests.support.kubernetes.value_cases import BASE, CASES, merged, rendered
 from tests.support.kubernetes.values_schema import CHART, SET_BY_CHART, VALUES_SCHEMA, render_schema
@@ -114,19 +114,11 @@ def test_lint_finds_nothing(case: str, tmp_path: Path) -> None:
     assert "[ERROR]" not in result
 
 
-def test_package_has_rules_and_dashboards(tmp_path: Path) -> None:
-    """In the checkout, they are links to the files that docker compose uses."""
-    run_helm("package", str(CHART), "--destination", str(tmp_path))
-    (package,) = tmp_path.glob("*.tgz")
-    with tarfile.open(package) as files:
-        content = {name: files.extractfile(name) for name in files.getnames()}
-        rules = content["tidevoy/files/tidevoy-rules.yml"]
-        assert rules is not None
-        assert rules.read() == (ROOT / "deploy/prometheus/rules/tidevoy.yml").read_bytes()
-        for board in (ROOT / "deploy/grafana/dashboards").glob("*.json"):
-            packed = content[f"tidevoy/files/dashboards/{board.name}"]
-            assert packed is not None
-            assert packed.read() == board.read_bytes()
+def test_package_makes_the_same_objects_as_the_directory(tmp_path: Path) -> None:
+    """The directory has links to the alerts and dashboards, and the package has these files."""
+    package = build_chart(ROOT, "1.2.3", tmp_path)
+    for case in ("minimal", "monitoring"):
+        assert render(CASES[case], chart=package).objects == rendered(case).objects
 
 
 def test_users_and_paths_are_those_of_the_images() -> None:
