@@ -39,15 +39,20 @@ def import_tiproxy(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a configuration of TiProxy into tidevoy.yaml, and list what became of each key.
+    """Convert a configuration of TiProxy into tidevoy.yaml, and list how each key was converted.
 
     The list is written to standard error. The exit code is 1 if a key is unknown.
     """
     from cli.importers import tiproxy
-    from cli.importers.source_file import read_text
+    from controlplane.config.text_file import read_text
 
     _check_output(output, force=force)
-    _show(tiproxy.import_tiproxy(read_text(file), str(file), cluster), output, force=force, as_json=as_json)
+    _show(
+        tiproxy.import_tiproxy(read_text(file, "configuration file"), str(file), cluster),
+        output,
+        force=force,
+        as_json=as_json,
+    )
 
 
 @app.command("import-haproxy")
@@ -65,16 +70,16 @@ def import_haproxy(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a TCP proxy of HAProxy into tidevoy.yaml, and list what became of each keyword.
+    """Convert a TCP proxy of HAProxy into tidevoy.yaml, and list how each keyword was converted.
 
     Variables in the file are read from the environment. The list is written to standard error. The exit code
     is 1 if a keyword is unknown.
     """
     from cli.importers import haproxy
-    from cli.importers.source_file import read_text
+    from controlplane.config.text_file import read_text
 
     _check_output(output, force=force)
-    result = haproxy.import_haproxy(read_text(file), str(file), os.environ, proxy)
+    result = haproxy.import_haproxy(read_text(file, "configuration file"), str(file), os.environ, proxy)
     _show(result, output, force=force, as_json=as_json)
 
 

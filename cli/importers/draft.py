@@ -1,4 +1,4 @@
-"""Collects the settings of an import and what became of each key. The result always loads. No I/O."""
+"""Collects the settings of an import and the outcome for each key. The result always loads. No I/O."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cli.importers.key_rules import KeyRule
 from cli.importers.report import DefaultDifference, ImportResult, KeyRow, Outcome
 from cli.importers.yaml_output import Assignment, Item, build_data, format_value, render
 from controlplane.config import schema
@@ -75,6 +76,18 @@ class SettingsDraft:
     def unknown(self, source: SourceKey, note: str) -> None:
         self._add_row(KeyRow(source.name, source.line, Outcome.UNKNOWN, note=note))
 
+    def add_unset(self, source: SourceKey, rule: KeyRule | None, *, unknown: str, unused: str) -> None:
+        """Add the row of a key that has set nothing. `rule`: None if the key is unknown.
+
+        `unknown`: the note of an unknown key. `unused`: why a key that has a setting was not mapped to it.
+        """
+        if rule is None:
+            self.unknown(source, unknown)
+        elif rule.outcome is Outcome.NO_EQUIVALENT:
+            self.no_equivalent(source, rule.note)
+        else:
+            self.needless(source, rule.note if rule.outcome is Outcome.NEEDLESS else unused)
+
     def todo(self, text: str) -> None:
         """Add something that the operator has to do and that belongs to no setting."""
         if text not in self._todos:
@@ -88,8 +101,17 @@ class SettingsDraft:
         assignment = self._assignments.get(setting)
         return None if assignment is None else assignment.value
 
-    def finish(self, introduction: Sequence[str]) -> ImportResult:
-        """Return the result. Settings that Tidevoy rejects become decisions for the operator."""
+    def finish(self, made_by: str, remarks: Sequence[str]) -> ImportResult:
+        """Return the result. Settings that Tidevoy rejects become decisions for the operator.
+
+        `made_by`: the command, and what it has imported. The file begins with it and with the remarks.
+        """
+        introduction = (
+            f"Made by {made_by}. The comment behind a setting names the source of its value.",
+            "xds.listen keeps its default: only an Envoy on this machine can connect (`tidevoy serve"
+            " --with-envoy`). For Envoys on other machines, see docs/operate/xds-security.md.",
+            *remarks,
+        )
         while invalid := _find_invalid(list(self._assignments.values())):
             self._reject(invalid)
         order = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from cli.importers.draft import SourceKey
 from cli.importers.haproxy_backend import convert_backend
@@ -15,6 +16,7 @@ from cli.importers.haproxy_keys import (
     OTHER_SECTION_NOTE,
     PROXY_RULES,
     SECTION_NOTES,
+    UNKNOWN_NOTE,
     find_rule,
 )
 from cli.importers.haproxy_nodes import convert_nodes
@@ -66,15 +68,8 @@ class _HaproxyConversion:
         self._add_remaining_rows()
         self._add_other_sections(file)
         self._add_differences()
-        return self._draft.finish(
-            [
-                f"Made by `tidevoy import-haproxy {file.name}` from the proxy {self._context.proxy.name}. The"
-                " comment behind a setting names the keyword that its value comes from.",
-                "xds.listen keeps its default: only an Envoy on this machine can connect (`tidevoy serve"
-                " --with-envoy`). For Envoys on other machines, see docs/operate/xds-security.md.",
-                *file.remarks,
-            ]
-        )
+        made_by = f"`tidevoy import-haproxy {file.name}` from the proxy {self._context.proxy.name}"
+        return self._draft.finish(made_by, file.remarks)
 
     def _source(self, statement: Statement, key: str) -> SourceKey:
         self._context.done.add(statement.line)
@@ -214,17 +209,14 @@ class _HaproxyConversion:
         key, rule = find_rule(GLOBAL_RULES if is_global else PROXY_RULES, statement.words)
         prefix = f"{statement.prefix} " if statement.prefix else ""
         source = self._context.source(statement, f"{prefix}{'global ' if is_global else ''}{key}")
-        if rule is None:
-            self._draft.unknown(source, "unknown to this importer; check whether the proxy needs it")
-        elif statement.prefix:
+        if rule is not None and statement.prefix:
             self._draft.needless(source, "it reverts a default, and so sets nothing")
-        elif rule.outcome is Outcome.NO_EQUIVALENT or key == "tcp-request connection":
-            self._draft.no_equivalent(source, rule.note)
-            self._add_todo(statement)
-        elif rule.outcome is Outcome.NEEDLESS:
-            self._draft.needless(source, rule.note)
-        else:
-            self._draft.needless(source, self._why_unused(statement, key, is_global=is_global))
+            return
+        if rule is not None and key == "tcp-request connection":  # expect-proxy has its row already
+            rule = replace(rule, outcome=Outcome.NO_EQUIVALENT)
+        unused = self._why_unused(statement, key, is_global=is_global)
+        self._draft.add_unset(source, rule, unknown=UNKNOWN_NOTE, unused=unused)
+        self._add_todo(statement)
 
     def _add_todo(self, statement: Statement) -> None:
         """Add what the operator must do about a keyword without equivalent that decides who gets where."""

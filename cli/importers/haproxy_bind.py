@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cli.importers.draft import SourceKey
+from cli.importers.envoy_files import ENVOY_DIRECTORY
 from cli.importers.haproxy_context import HaproxyContext
+from cli.importers.haproxy_keys import UNKNOWN_NOTE
 from cli.importers.haproxy_options import BIND_RULES, SERVER_RULES, Option, split_bind_options
 from cli.importers.haproxy_parser import Statement
 from cli.importers.haproxy_values import TcpAddress, parse_address
-from cli.importers.report import Outcome
 
 _ANY_NETWORK = ["0.0.0.0/0", "::/0"]
 _TODO_PROXIES = "list only the networks of your proxies: others could claim any client address in a header"
@@ -110,9 +111,12 @@ class _BindOptions:
                 self._draft.no_equivalent(self._source("crt"), "it is a directory: name one certificate")
             # TLS must not be off just because the certificate is unknown.
             self._draft.set_implied(
-                "tls.client.cert", "/etc/tidevoy/server.pem", "", todo="name the certificate for clients"
+                "tls.client.cert",
+                f"{ENVOY_DIRECTORY}/server.pem",
+                "",
+                todo="name the certificate for clients",
             )
-            self._draft.set_implied("tls.client.key", "/etc/tidevoy/server.key", "")
+            self._draft.set_implied("tls.client.key", f"{ENVOY_DIRECTORY}/server.key", "")
             return
         path, todo = self._context.envoy_file("crt-base", certificate.value)
         source, note = self._source("crt"), BIND_RULES["crt"].note
@@ -155,13 +159,7 @@ def add_option_row(
     """Add the row of an option that has not been converted. `unused`: why a mapped option was not."""
     rules = BIND_RULES if keyword == "bind" else SERVER_RULES
     source = SourceKey(f"{keyword} {option.name}", statement.line)
-    rule = rules.get(option.name)
-    if rule is None:
-        context.draft.unknown(source, "unknown to this importer; check whether the proxy needs it")
-    elif rule.outcome is Outcome.NO_EQUIVALENT:
-        context.draft.no_equivalent(source, rule.note)
-    else:
-        context.draft.needless(source, rule.note if rule.outcome is Outcome.NEEDLESS else unused)
+    context.draft.add_unset(source, rules.get(option.name), unknown=UNKNOWN_NOTE, unused=unused)
 
 
 def minimum_version(context: HaproxyContext, keyword: str) -> tuple[Statement, str] | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from cli.importers.draft import SettingsDraft, SourceKey
+from cli.importers.envoy_files import envoy_file
 from cli.importers.haproxy_keys import GLOBAL_RULES, PROXY_RULES
 from cli.importers.haproxy_parser import HaproxyFile, Proxy, Statement
 from cli.importers.haproxy_selection import SelectedProxy
@@ -14,8 +14,6 @@ from cli.importers.haproxy_values import ValueProblem
 from controlplane.errors import ConfigError
 
 T = TypeVar("T")
-
-_DIRECTORY = "/etc/tidevoy"
 
 
 class HaproxyContext:
@@ -65,7 +63,4 @@ class HaproxyContext:
         directory = self.globals.last(base)
         if not path.startswith("/") and directory is not None and directory.arguments:
             path = f"{directory.arguments[0].rstrip('/')}/{path}"
-        if path.startswith("/"):
-            return path, ""
-        todo = f"write the absolute path of {path} on the machines of the Envoys"
-        return f"{_DIRECTORY}/{PurePosixPath(path).name or 'tls.pem'}", todo
+        return envoy_file(path)

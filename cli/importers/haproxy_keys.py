@@ -1,4 +1,4 @@
-"""The keywords of HAProxy's configuration in TCP mode, and what becomes of each.
+"""The keywords of HAProxy's configuration in TCP mode, and how each is converted.
 
 Source: sections 3, 4, 11 and 12 of HAProxy's configuration manual, and keywords of earlier releases. A key
 that ends in `*` stands for all keywords that begin like it. The options of `bind` and `server` are in
@@ -244,7 +244,7 @@ GLOBAL_RULES = index_rules(_GLOBAL)
 PROXY_RULES = index_rules(_PROXY)
 GLOBAL_TABLE, PROXY_TABLE = _GLOBAL, _PROXY
 
-# What becomes of the other sections, by kind.
+# The note of each other section, by kind.
 SECTION_NOTES: Mapping[str, str] = {
     "resolvers": "Tidevoy uses the name servers of its machine (`/etc/resolv.conf`)",
     "peers": "Envoys share no tables: their control plane knows the sessions of all of them",
@@ -264,6 +264,7 @@ SECTION_NOTES: Mapping[str, str] = {
     "healthcheck": "Tidevoy has its own checks (`health`)",
 }
 OTHER_SECTION_NOTE = "Tidevoy has nothing of this kind"
+UNKNOWN_NOTE = "unknown to this importer; check whether the proxy needs it"
 
 DIFFERENCES = (
     DefaultDifference("timeout connect", "no limit", "backend.connect_timeout", "1 s", ""),

@@ -1,4 +1,4 @@
-"""The options of `bind` and `server` lines in HAProxy's configuration, and what becomes of each.
+"""The options of `bind` and `server` lines in HAProxy's configuration, and how each is converted.
 
 Source: section 5 of HAProxy's configuration manual.
 """

@@ -1,4 +1,4 @@
-"""What becomes of each key of another proxy: the data behind the importers and their documentation."""
+"""How each key of another proxy is converted: the data behind the importers and their documentation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ValueKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """One or more keys with the same fate.
+    """How one or more keys are converted.
 
     `setting`: to what a key is mapped; for a single key with a single setting, its path. `note`: for a mapped
     key, what else to know; for a needless key, why; for a key without equivalent, what to do instead.

@@ -69,7 +69,7 @@ def _introduction(page: str) -> str:
 
 
 def _keys(rules: Iterable[KeyRule]) -> Iterator[str]:
-    """Return a table with one row for all adjacent keys with the same fate."""
+    """Return a table with one row for all adjacent keys that are converted alike."""
     rows = []
     for (outcome, setting, note), group in groupby(
         rules, key=lambda each: (each.outcome, each.setting, each.note)

@@ -48,7 +48,7 @@ class DefaultDifference:
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """The settings as YAML, and what became of each key. `todos`: what the operator has to decide."""
+    """The settings as YAML, and the outcome for each key. `todos`: what the operator has to decide."""
 
     yaml: str
     rows: tuple[KeyRow, ...]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from cli.importers.draft import SettingsDraft
-from cli.importers.report import ImportResult, Outcome
+from cli.importers.report import ImportResult
 from cli.importers.tiproxy_defaults import DIFFERENCES
-from cli.importers.tiproxy_file import TiProxyKey, parse_tiproxy
+from cli.importers.tiproxy_file import TiProxyKey, TiProxyKeys, parse_tiproxy
 from cli.importers.tiproxy_groups import GroupConversion, listen_address
 from cli.importers.tiproxy_tls import convert_tls, has_cluster_tls
 from controlplane import address as addresses
@@ -40,24 +38,16 @@ def import_tiproxy(text: str, name: str, cluster: str | None = None) -> ImportRe
 
 
 class _TiProxyConversion:
-    def __init__(self, keys: Iterable[TiProxyKey], name: str, cluster: str | None) -> None:
-        self._keys = list(keys)
-        self._by_key = {each.key: each for each in self._keys if each.index is None}
-        self._name, self._cluster = name, cluster
+    def __init__(self, keys: TiProxyKeys, name: str, cluster: str | None) -> None:
+        self._keys, self._name, self._cluster = keys, name, cluster
+        self._clusters = keys.clusters()
         self._draft = SettingsDraft()
-        self._done: set[int] = set()  # ids of the keys that have their row
+        self._remarks: list[str] = []
 
     def run(self) -> ImportResult:
-        introduction = [
-            f"Made by `tidevoy import-tiproxy {self._name}`. The comment behind a setting names the key that"
-            " its value comes from.",
-            "xds.listen keeps its default: only an Envoy on this machine can connect (`tidevoy serve"
-            " --with-envoy`). For Envoys on other machines, see docs/operate/xds-security.md.",
-        ]
-        self._convert_discovery(introduction)
-        groups = GroupConversion(self._draft, self._by_key)
-        self._done |= groups.convert()
-        self._done |= convert_tls(self._draft, self._by_key)
+        self._convert_discovery()
+        GroupConversion(self._draft, self._keys).convert()
+        convert_tls(self._draft, self._keys)
         self._convert_api()
         self._convert_proxy_protocol()
         self._convert_operations()
@@ -66,96 +56,82 @@ class _TiProxyConversion:
         self._convert_numbers()
         self._add_remaining_rows()
         self._add_differences()
-        return self._draft.finish(introduction)
+        return self._draft.finish(f"`tidevoy import-tiproxy {self._name}`", self._remarks)
 
-    def _take(self, key: str) -> TiProxyKey | None:
-        """Return a key that is to be converted now."""
-        found = self._by_key.get(key)
-        if found is not None:
-            self._done.add(id(found))
-        return found
-
-    def _note(self, key: TiProxyKey) -> str:
-        return "" if key.rule is None else key.rule.note
-
-    def _convert_discovery(self, introduction: list[str]) -> None:
-        clusters: dict[int, dict[str, TiProxyKey]] = {}
-        for each in self._keys:
-            if each.index is not None and each.rule is not None:
-                clusters.setdefault(each.index, {})[each.key.rpartition(".")[2]] = each
-        single = self._take("proxy.pd-addrs")
-        if clusters:
+    def _convert_discovery(self) -> None:
+        single = self._keys.take("proxy.pd-addrs")
+        if self._clusters:
             if single is not None:
                 self._draft.needless(single.source, "TiProxy ignores it, because there are backend-clusters")
-            self._convert_clusters(list(clusters.values()), introduction)
+            self._convert_clusters()
         elif single is None:
             self._draft.set_implied("pd.urls", self._pd_urls(_DEFAULT_PD), "default of proxy.pd-addrs")
         elif not single.value.strip():
             self._draft.needless(single.source, "it is empty: TiProxy's backends are not from PD")
             self._draft.todo("list the TiDB servers in `nodes`, because pd-addrs is empty")
         else:
-            self._draft.map(single.source, "pd.urls", self._pd_urls(single.value), self._note(single))
+            self._draft.map(single.source, "pd.urls", self._pd_urls(single.value), single.note)
 
-    def _convert_clusters(self, clusters: list[dict[str, TiProxyKey]], introduction: list[str]) -> None:
+    def _convert_clusters(self) -> None:
         """Convert one of the clusters: one Tidevoy serves one TiDB cluster."""
-        names = [str(each["name"].value).strip() if "name" in each else "" for each in clusters]
+        names = [str(each["name"].value).strip() if "name" in each else "" for each in self._clusters]
         if self._cluster is not None and self._cluster not in names:
             known = ", ".join(names)
             raise ConfigError(
                 self._name, "proxy.backend-clusters", f"there is no cluster {self._cluster}", f"use {known}"
             )
         chosen = names.index(self._cluster) if self._cluster is not None else 0
-        if len(clusters) > 1:
+        if len(self._clusters) > 1:
             others = ", ".join(name for index, name in enumerate(names) if index != chosen)
-            introduction.append(f"These are the settings for the cluster {names[chosen]}.")
+            self._remarks.append(f"These are the settings for the cluster {names[chosen]}.")
             self._draft.todo(
                 "one control plane serves one TiDB cluster"
                 " (docs/internals/decisions/0021-one-tidb-cluster.md)."
                 f" For {others}, run `tidevoy import-tiproxy --cluster NAME`, and start a control plane"
                 " and Envoys of their own, with other ports, another state_dir, and other ids of Envoys"
             )
-        for index, each in enumerate(clusters):
+        for index, each in enumerate(self._clusters):
             for name, key in each.items():
                 if index != chosen:
-                    self._done.add(id(key))
+                    self._keys.mark_taken(key)
                     self._draft.no_equivalent(
                         key.source,
                         "one Tidevoy serves one cluster: import this one with"
                         f" `--cluster {names[index] or index}`",
                     )
                 elif name == "pd-addrs":
-                    self._done.add(id(key))
+                    self._keys.mark_taken(key)
                     self._draft.map(key.source, "pd.urls", self._pd_urls(key.value))
 
     def _pd_urls(self, text: str) -> list[str]:
-        scheme = "https" if has_cluster_tls(self._by_key) else "http"
+        scheme = "https" if has_cluster_tls(self._keys) else "http"
         parts = [part.strip() for part in text.split(",")]
         return [part if "://" in part else f"{scheme}://{part}" for part in parts if part]
 
     def _convert_api(self) -> None:
-        if (key := self._take("api.addr")) is None:
+        if (key := self._keys.take("api.addr")) is None:
             return
         listen = listen_address(key.value)
         is_safe = bool(self._draft.value_of("api.clients")) and self._draft.value_of("api.tls.cert")
         if addresses.is_loopback(listen) or is_safe:
-            self._draft.map(key.source, "api.listen", listen, self._note(key))
+            self._draft.map(key.source, "api.listen", listen, key.note)
             return
         self._draft.map(
             key.source,
             "api.listen",
             f"127.0.0.1:{listen.rpartition(':')[2]}",
-            self._note(key),
+            key.note,
             todo=f"to reach the REST API, the console and /metrics from other machines, set api.tls and"
             f" api.tokens (docs/operate/security.md), and then listen: {listen}",
         )
 
     def _convert_proxy_protocol(self) -> None:
-        if (key := self._take("proxy.proxy-protocol")) is None:
+        if (key := self._keys.take("proxy.proxy-protocol")) is None:
             return
         if not key.value:
-            self._draft.map(key.source, "sql.proxy_protocol", "off", self._note(key))
+            self._draft.map(key.source, "sql.proxy_protocol", "off", key.note)
             return
-        self._draft.map(key.source, "sql.proxy_protocol", "optional", self._note(key))
+        self._draft.map(key.source, "sql.proxy_protocol", "optional", key.note)
         self._draft.set_implied(
             "sql.trusted_proxies",
             [_NO_PROXY],
@@ -166,37 +142,37 @@ class _TiProxyConversion:
         self._draft.set_implied("backend.proxy_protocol", "v2", key.source.comment)
 
     def _convert_operations(self) -> None:
-        timeout = self._by_key.get("proxy.failover-timeout")
+        timeout = self._keys.get("proxy.failover-timeout")
         seconds = 60 if timeout is None else timeout.value
-        if (key := self._take("proxy.fail-backend-list")) is not None:
-            self._draft.no_equivalent(key.source, self._note(key))
+        if (key := self._keys.take("proxy.fail-backend-list")) is not None:
+            self._draft.no_equivalent(key.source, key.note)
             for backend in key.value:
                 is_address = _is_address(backend)
                 node = backend if is_address else "ADDRESS"
                 command = f"`tidevoy drain {node} --deadline {seconds}s --on-deadline close`"
                 where = "" if is_address else f", with the address of {backend} in `tidevoy nodes`"
                 self._draft.todo(f"take {backend} out of service: {command}{where}")
-        if (key := self._take("labels.zone")) is not None:
-            self._draft.map_elsewhere(key.source, "tidevoy bootstrap --zone", str(key.value), self._note(key))
+        if (key := self._keys.take("labels.zone")) is not None:
+            self._draft.map_elsewhere(key.source, "tidevoy bootstrap --zone", str(key.value), key.note)
             self._draft.todo(
                 f"start the Envoys that replace this TiProxy with `tidevoy bootstrap --zone {key.value}`"
             )
-        if (key := self._take("ha.virtual-ip")) is not None:
-            self._draft.no_equivalent(key.source, self._note(key))
+        if (key := self._keys.take("ha.virtual-ip")) is not None:
+            self._draft.no_equivalent(key.source, key.note)
             self._draft.todo("keep the virtual address with keepalived instead (docs/operate/virtual-ip.md)")
 
     def _convert_balance(self) -> None:
-        if key := self._take("balance.policy"):
-            self._draft.map(key.source, "balance.policy", key.value or "resource", self._note(key))
-        if key := self._take("balance.conn-count.count-ratio-threshold"):
+        if key := self._keys.take("balance.policy"):
+            self._draft.map(key.source, "balance.policy", key.value or "resource", key.note)
+        if key := self._keys.take("balance.conn-count.count-ratio-threshold"):
             ratio = key.value or 1.2
             threshold = round((ratio - 1) / (ratio + 1), 3) if ratio > 1 else 0.0
-            self._draft.map(key.source, "rebalance.threshold", threshold, self._note(key))
-        rates = [each for key in _REBALANCE_RATES if (each := self._take(key)) is not None]
+            self._draft.map(key.source, "rebalance.threshold", threshold, key.note)
+        rates = [each for key in _REBALANCE_RATES if (each := self._keys.take(key)) is not None]
         highest = max((each.value for each in rates), default=0)
         for key in rates:
             self._map_rate(key, "rebalance.max_per_second", highest)
-        if key := self._take("balance.status.migrations-per-second"):
+        if key := self._keys.take("balance.status.migrations-per-second"):
             self._map_rate(key, "migration.max_per_second", max(key.value, highest))
 
     def _map_rate(self, key: TiProxyKey, setting: str, rate: float) -> None:
@@ -206,53 +182,44 @@ class _TiProxyConversion:
         todo = ""
         if setting == "rebalance.max_per_second":
             todo = "multiply it by the number of TiProxy instances: Tidevoy's limit is for all Envoys"
-        self._draft.map(key.source, setting, rate, self._note(key), todo=todo, shown=f"{key.value:g}")
+        self._draft.map(key.source, setting, rate, key.note, todo=todo, shown=f"{key.value:g}")
 
     def _convert_log(self) -> None:
-        if key := self._take("log.level"):
+        if key := self._keys.take("log.level"):
             level = _LOG_LEVELS.get(key.value.lower(), "error")
-            self._draft.map(key.source, "log.level", level, self._note(key))
-        if key := self._take("log.encoder"):
+            self._draft.map(key.source, "log.level", level, key.note)
+        if key := self._keys.take("log.encoder"):
             log_format = key.value if key.value in ("json", "console") else "auto"
-            self._draft.map(key.source, "log.format", log_format, self._note(key))
+            self._draft.map(key.source, "log.format", log_format, key.note)
 
     def _convert_numbers(self) -> None:
-        if key := self._take("proxy.max-connections"):
-            self._draft.map(key.source, "sql.max_connections", key.value, self._note(key))
+        if key := self._keys.take("proxy.max-connections"):
+            self._draft.map(key.source, "sql.max_connections", key.value, key.note)
         for name, setting in _SECONDS.items():
-            if key := self._take(name):
-                self._draft.map(key.source, setting, max(key.value, 0), self._note(key))
+            if key := self._keys.take(name):
+                self._draft.map(key.source, setting, max(key.value, 0), key.note)
         for name, setting in _KEEPALIVE.items():
-            if key := self._take(name):
+            if key := self._keys.take(name):
                 self._convert_keepalive(key, setting)
 
     def _convert_keepalive(self, key: TiProxyKey, setting: str) -> None:
         if key.value <= 0:
             self._draft.needless(key.source, "0 means the default of the system")
         else:
-            self._draft.map(key.source, setting, max(round(key.value), 1), self._note(key))
+            self._draft.map(key.source, setting, max(round(key.value), 1), key.note)
 
     def _add_remaining_rows(self) -> None:
-        for key in self._keys:
-            if id(key) in self._done:
-                continue
-            if key.rule is None:
-                self._draft.unknown(
-                    key.source, "unknown to this importer; check its spelling, because TiProxy ignores it too"
-                )
-            elif key.rule.outcome is Outcome.NEEDLESS:
-                self._draft.needless(key.source, key.rule.note)
-            elif key.rule.outcome is Outcome.NO_EQUIVALENT:
-                self._draft.no_equivalent(key.source, key.rule.note)
-            else:  # TiProxy's TOML library reads keys in any case
-                self._draft.needless(key.source, "the key occurs again in another case, and that one counts")
+        unknown = "unknown to this importer; check its spelling, because TiProxy ignores it too"
+        # TiProxy's TOML library reads keys in any case.
+        unused = "the key occurs again in another case, and that one counts"
+        for key in self._keys.not_taken():
+            self._draft.add_unset(key.source, key.rule, unknown=unknown, unused=unused)
 
     def _add_differences(self) -> None:
         for difference in DIFFERENCES:
-            has_clusters = any(each.index is not None for each in self._keys)
-            if difference.key in self._by_key or (difference.key == "proxy.pd-addrs" and has_clusters):
-                continue
-            self._draft.differs(difference)
+            is_of_clusters = difference.key == "proxy.pd-addrs" and bool(self._clusters)
+            if difference.key not in self._keys and not is_of_clusters:
+                self._draft.differs(difference)
 
 
 def _is_address(text: str) -> bool:

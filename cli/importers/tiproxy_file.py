@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,52 @@ class TiProxyKey:
     rule: KeyRule | None
     index: int | None = None  # of the backend cluster
 
+    @property
+    def note(self) -> str:
+        return "" if self.rule is None else self.rule.note
 
-def parse_tiproxy(text: str, name: str) -> list[TiProxyKey]:
+
+class TiProxyKeys:
+    """All keys of a file. A converter takes the keys that it adds to the report."""
+
+    def __init__(self, keys: Iterable[TiProxyKey]) -> None:
+        self._keys = tuple(keys)
+        self._by_name = {each.key: each for each in self._keys if each.index is None}
+        self._taken: set[int] = set()  # ids: two keys may be equal
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def get(self, name: str) -> TiProxyKey | None:
+        """Return a key that belongs to no backend cluster; None if the file does not have it."""
+        return self._by_name.get(name)
+
+    def take(self, name: str) -> TiProxyKey | None:
+        """Return a key as `get` does, and mark it as taken."""
+        found = self.get(name)
+        if found is not None:
+            self.mark_taken(found)
+        return found
+
+    def mark_taken(self, key: TiProxyKey) -> None:
+        self._taken.add(id(key))
+
+    def is_taken(self, key: TiProxyKey) -> bool:
+        return id(key) in self._taken
+
+    def not_taken(self) -> list[TiProxyKey]:
+        return [each for each in self._keys if not self.is_taken(each)]
+
+    def clusters(self) -> list[dict[str, TiProxyKey]]:
+        """Return the known keys of each backend cluster by the last part of their names."""
+        clusters: dict[int, dict[str, TiProxyKey]] = {}
+        for each in self._keys:
+            if each.index is not None and each.rule is not None:
+                clusters.setdefault(each.index, {})[each.key.rpartition(".")[2]] = each
+        return list(clusters.values())
+
+
+def parse_tiproxy(text: str, name: str) -> TiProxyKeys:
     """Return all keys of the file. Raises ConfigError for invalid TOML and for values of a wrong type."""
     try:
         data = tomllib.loads(text)
@@ -52,7 +96,7 @@ def parse_tiproxy(text: str, name: str) -> list[TiProxyKey]:
     except RecursionError:
         raise ConfigError(name, "", "the values are nested too deeply", "check the brackets") from None
     lines = key_lines(text)
-    return list(_iter_keys(data, (), lines, name))
+    return TiProxyKeys(_iter_keys(data, (), lines, name))
 
 
 def _iter_keys(

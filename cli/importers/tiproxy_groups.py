@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from cli.importers.draft import SettingsDraft
-from cli.importers.tiproxy_file import TiProxyKey
+from cli.importers.tiproxy_file import TiProxyKey, TiProxyKeys
 
 _DEFAULT_ADDRESS = "0.0.0.0:6000"
 _PORT_LABEL = "tiproxy-port"
@@ -24,30 +23,21 @@ def listen_address(text: str) -> str:
 class GroupConversion:
     """Converts `proxy.addr`, `proxy.port-range`, `balance.routing-rule` and `balance.label-name`."""
 
-    def __init__(self, draft: SettingsDraft, keys: Mapping[str, TiProxyKey]) -> None:
+    def __init__(self, draft: SettingsDraft, keys: TiProxyKeys) -> None:
         self._draft, self._keys = draft, keys
-        self._done: set[int] = set()
 
-    def convert(self) -> set[int]:
-        """Return the ids of the keys that have their row now."""
+    def convert(self) -> None:
         listens = self._convert_addresses()
-        rule = self._take("balance.routing-rule")
+        rule = self._keys.take("balance.routing-rule")
         if rule is not None:
             self._convert_rule(rule, listens)
         elif len(listens) > 1:
             self._reject_ports(listens[1:])
         self._convert_label(listens)
-        return self._done
-
-    def _take(self, key: str) -> TiProxyKey | None:
-        found = self._keys.get(key)
-        if found is not None:
-            self._done.add(id(found))
-        return found
 
     def _convert_addresses(self) -> list[str]:
         """Set `sql.listen`. Return all addresses; the first one is that of `sql.listen`."""
-        address, ports = self._take("proxy.addr"), self._take("proxy.port-range")
+        address, ports = self._keys.take("proxy.addr"), self._keys.take("proxy.port-range")
         text = _DEFAULT_ADDRESS if address is None else address.value
         listens = [listen_address(part) for part in text.split(",") if part.strip()] or [_DEFAULT_ADDRESS]
         if ports is not None and len(ports.value) == 2:
@@ -98,11 +88,11 @@ class GroupConversion:
             )
 
     def _convert_label(self, listens: list[str]) -> None:
-        keys = [self._take(name) for name in ("balance.label-name", "balance.label.label-name")]
+        keys = [self._keys.take(name) for name in ("balance.label-name", "balance.label.label-name")]
         for key in keys:
             if key is None or key.rule is None:
                 continue
-            value = self._take(f"labels.{key.value}")
+            value = self._keys.take(f"labels.{key.value}")
             if not key.value or value is None or not value.value:
                 self._draft.needless(key.source, "without a value of this label, TiProxy ignores it")
                 continue

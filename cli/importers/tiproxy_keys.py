@@ -1,4 +1,4 @@
-"""All keys of TiProxy's configuration file, and what becomes of each.
+"""All keys of TiProxy's configuration file, and how each is converted.
 
 Source: `lib/config` and `conf/proxy.toml` of TiProxy's main branch, the metering SDK that it uses, and their
 history for keys that were removed.

@@ -6,34 +6,30 @@ that of the API.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import PurePosixPath
-
 from cli.importers.draft import SettingsDraft
-from cli.importers.tiproxy_file import TiProxyKey
+from cli.importers.envoy_files import envoy_file
+from cli.importers.tiproxy_file import TiProxyKey, TiProxyKeys
 
 _VERSIONS = {"1.0": "TLSv1.2", "1.1": "TLSv1.2", "1.2": "TLSv1.2", "1.3": "TLSv1.3"}
-_DIRECTORY = "/etc/tidevoy"
 
 
-def has_cluster_tls(keys: Mapping[str, TiProxyKey]) -> bool:
+def has_cluster_tls(keys: TiProxyKeys) -> bool:
     """Return whether TiProxy uses TLS to PD: with a CA, or if it skips the verification."""
     section = _TlsSection(keys, "cluster-tls")
     return section.text("ca") != "" or section.flag("skip-ca")
 
 
-def convert_tls(draft: SettingsDraft, keys: Mapping[str, TiProxyKey]) -> set[int]:
-    """Convert all keys below `security` that have settings. Return the ids of those that have their row."""
+def convert_tls(draft: SettingsDraft, keys: TiProxyKeys) -> None:
+    """Convert all keys below `security` that have settings."""
     conversion = _TlsConversion(draft, keys)
     conversion.convert_clients()
     conversion.convert_nodes()
     conversion.convert_cluster()
     conversion.convert_api()
-    return conversion.done
 
 
 class _TlsSection:
-    def __init__(self, keys: Mapping[str, TiProxyKey], name: str) -> None:
+    def __init__(self, keys: TiProxyKeys, name: str) -> None:
         self._keys, self._name = keys, name
 
     def key(self, name: str) -> TiProxyKey | None:
@@ -49,9 +45,8 @@ class _TlsSection:
 
 
 class _TlsConversion:
-    def __init__(self, draft: SettingsDraft, keys: Mapping[str, TiProxyKey]) -> None:
+    def __init__(self, draft: SettingsDraft, keys: TiProxyKeys) -> None:
         self._draft, self._keys = draft, keys
-        self.done: set[int] = set()
 
     def convert_clients(self) -> None:
         section = _TlsSection(self._keys, "server-tls")
@@ -93,11 +88,10 @@ class _TlsConversion:
         is_required = any(key.value for key in required)
         has_ca, skips_ca = section.text("ca") != "", section.flag("skip-ca")
         for key in required:
-            self.done.add(id(key))
-            note = "" if key.rule is None else key.rule.note
+            self._keys.mark_taken(key)
             if key.value:
                 todo = "" if has_ca or skips_ca else "set tls.backend.ca: TiProxy did not verify the nodes"
-                self._draft.map(key.source, "tls.backend.mode", "required", note, todo=todo)
+                self._draft.map(key.source, "tls.backend.mode", "required", key.note, todo=todo)
             else:
                 self._draft.needless(key.source, "false is the default")
         if not has_ca and not skips_ca:
@@ -161,32 +155,28 @@ class _TlsConversion:
             self._needless(section, "cert-allowed-cn", "without a CA, callers need no certificate")
             return
         if names is None or not names.value:
-            self._done(ca)
-            self._draft.no_equivalent(ca.source, "" if ca.rule is None else ca.rule.note)
+            self._keys.mark_taken(ca)
+            self._draft.no_equivalent(ca.source, ca.note)
             self._draft.todo(
                 "to authenticate callers of the REST API by certificates, set api.tls.client_ca, and list"
                 " their names in api.clients"
             )
             return
         self._map(section, "ca", "api.tls.client_ca", str(ca.value))
-        self._done(names)
+        self._keys.mark_taken(names)
         for name in dict.fromkeys(name.strip() for name in names.value):
-            note = "" if names.rule is None else names.rule.note
-            self._draft.append(names.source, "api.clients", {"name": name, "role": "operator"}, note)
-
-    def _done(self, key: TiProxyKey) -> None:
-        self.done.add(id(key))
+            self._draft.append(names.source, "api.clients", {"name": name, "role": "operator"}, names.note)
 
     def _needless(self, section: _TlsSection, name: str, why: str) -> None:
         key = section.key(name)
-        if key is not None and id(key) not in self.done:
-            self._done(key)
+        if key is not None and not self._keys.is_taken(key):
+            self._keys.mark_taken(key)
             self._draft.needless(key.source, why)
 
     def _map(self, section: _TlsSection, name: str, setting: str, value: str, todo: str = "") -> None:
         if (key := section.key(name)) is not None:
-            self._done(key)
-            self._draft.map(key.source, setting, value, key.rule.note if key.rule else "", todo=todo)
+            self._keys.mark_taken(key)
+            self._draft.map(key.source, setting, value, key.note, todo=todo)
 
     def _map_file(self, section: _TlsSection, name: str, setting: str) -> None:
         """Map a file on the machines of the Envoys, whose path must be absolute."""
@@ -194,11 +184,8 @@ class _TlsConversion:
         if not path:
             self._needless(section, name, "it is empty")
             return
-        todo = ""
-        if not path.startswith("/"):
-            todo = f"write the absolute path of {path} on the machines of the Envoys"
-            path = f"{_DIRECTORY}/{PurePosixPath(path).name}"
-        self._map(section, name, setting, path, todo)
+        absolute, todo = envoy_file(path)
+        self._map(section, name, setting, absolute, todo)
 
     def _map_version(self, section: _TlsSection, setting: str) -> None:
         version = _VERSIONS.get(section.text("min-tls-version"))

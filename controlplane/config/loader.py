@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from controlplane.config import certificate_checks, schema
 from controlplane.config.schema import format_path, translate_error
 from controlplane.config.settings import Settings
+from controlplane.config.text_file import read_text
 from controlplane.config.types import TakesEffect
 from controlplane.config.yaml_loader import parse_yaml
 from controlplane.errors import ConfigError, ConfigErrors
@@ -35,14 +36,13 @@ CLI_VARIABLES = frozenset(
 _KUBERNETES_VARIABLE = re.compile(
     r"TIDEVOY_([A-Z0-9_]+_)?(SERVICE_(HOST|PORT)(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_.*)?)"
 )
-_MAX_FILE_BYTES = 1 << 20
 
 Section = TypeVar("Section", bound=BaseModel)
 
 
 def read_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """Read the settings from a file, if any, and the environment. Raises ConfigError or ConfigErrors."""
-    data, lines = ({}, {}) if path is None else parse_yaml(_read_file(path), str(path))
+    data, lines = ({}, {}) if path is None else parse_yaml(read_text(path, "settings file"), str(path))
     variables = _read_environment(environ)
     for setting_path, (_, value) in variables.items():
         data = _with_value(data, setting_path, value)
@@ -130,24 +130,6 @@ def _find_source(path: schema.SettingPath, sources: Mapping[schema.SettingPath, 
         if related := [source for key, source in sources.items() if key[:length] == path[:length]]:
             return related[0]
     return None
-
-
-def _read_file(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_FILE_BYTES + 1)
-    except OSError as error:
-        problem = f"the file cannot be read: {error.strerror}"
-        raise ConfigError(str(path), "", problem, "name a YAML file that Tidevoy can read") from None
-    if len(raw) > _MAX_FILE_BYTES:
-        problem = "the file is larger than 1 MiB, so it is probably not a settings file"
-        raise ConfigError(str(path), "", problem, "give the path of the settings file")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        problem = f"the byte 0x{raw[error.start]:02x} is not UTF-8"
-        raise ConfigError(f"{path}:{line}", "", problem, "save the file as UTF-8") from None
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[schema.SettingPath, tuple[str, Any]]:

@@ -98,7 +98,7 @@ def test_reports_missing_file_and_directory(
     arguments: tuple[str, ...], path: str, reason: str, folder: Path
 ) -> None:
     result = run_command(folder, *arguments, path)
-    line = f"tidevoy: {path}: the file cannot be read: {reason}; name a YAML file that Tidevoy can read"
+    line = f"tidevoy: {path}: the file cannot be read: {reason}; name a settings file that Tidevoy can read"
     assert (error_lines(result), result.returncode) == ((line,), 2)
 
 

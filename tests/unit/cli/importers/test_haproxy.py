@@ -1,4 +1,4 @@
-"""Import of HAProxy's configuration: what becomes of whole files and of single keywords."""
+"""Import of HAProxy's configuration: whole files and single keywords."""
 
 from __future__ import annotations
 

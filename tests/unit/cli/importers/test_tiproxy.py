@@ -1,4 +1,4 @@
-"""Import of TiProxy's configuration: every key, what becomes of it, and that the YAML always loads."""
+"""Import of TiProxy's configuration: every key is converted as listed, and the YAML always loads."""
 
 from __future__ import annotations
 

@@ -81,8 +81,11 @@ def test_renders_sections_comments_and_lists() -> None:
 
 
 def test_an_empty_draft_loads() -> None:
-    result = SettingsDraft().finish(["Nothing."])
-    assert result.yaml == "# Nothing.\n"
+    result = SettingsDraft().finish("a test", ["Nothing."])
+    lines = result.yaml.splitlines()
+    assert lines[0].startswith("# Made by a test.")
+    assert lines[-1] == "# Nothing."
+    assert all(line.startswith("#") for line in lines)
     load_settings(result)
 
 
@@ -90,7 +93,7 @@ def test_rejects_only_the_invalid_items_of_a_list() -> None:
     draft = SettingsDraft()
     for address in ("a:1", "b", "a:1", "c:1"):
         draft.append(SourceKey(f"server {address}", 1), "nodes", {"address": address})
-    result = draft.finish([])
+    result = draft.finish("a test", [])
     assert [node.address for node in load_settings(result).nodes] == ["a:1", "c:1"]
     outcomes = [row.outcome for row in result.rows]
     assert outcomes == [Outcome.MAPPED, Outcome.NO_EQUIVALENT, Outcome.NO_EQUIVALENT, Outcome.MAPPED]
@@ -101,7 +104,7 @@ def test_rejects_only_the_invalid_items_of_a_list() -> None:
 def test_a_list_without_valid_items_is_left_out() -> None:
     draft = SettingsDraft()
     draft.append(KEY, "nodes", {"address": "b"})
-    result = draft.finish([])
+    result = draft.finish("a test", [])
     assert load_settings(result).nodes == ()
     assert "nodes:" not in result.yaml.replace("# TODO: nodes", "")
 
@@ -110,7 +113,7 @@ def test_settings_that_contradict_each_other_are_removed_one_after_the_other() -
     draft = SettingsDraft()
     draft.map(KEY, "tls.client.mode", "required")
     draft.map(KEY, "tls.client.cert", "/c.pem")
-    result = draft.finish([])
+    result = draft.finish("a test", [])
     assert load_settings(result).tls.client.mode == "disabled"
     assert [row.outcome for row in result.rows] == [Outcome.NO_EQUIVALENT] * 2
     assert len(result.todos) == 2
@@ -120,7 +123,7 @@ def test_settings_that_contradict_each_other_are_removed_one_after_the_other() -
 def test_rejects_values_of_ports_that_conflict() -> None:
     draft = SettingsDraft()
     draft.map(KEY, "sql.listen", "0.0.0.0:3080")
-    result = draft.finish([])
+    result = draft.finish("a test", [])
     assert load_settings(result).sql.listen == "0.0.0.0:6000"
     assert any("have the same port" in todo for todo in result.todos)
 
@@ -130,7 +133,7 @@ def test_tables_are_sorted_by_line() -> None:
     draft.needless(SourceKey("b", 5), "why")
     draft.no_equivalent(SourceKey("a", 2), "instead")
     draft.unknown(SourceKey("c", None), "what")
-    result = draft.finish([])
+    result = draft.finish("a test", [])
     assert table_rows(result.rows) == [
         ("-", "c", "unknown", "what"),
         ("2", "a", "no equivalent", "instead"),

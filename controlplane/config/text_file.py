@@ -1,4 +1,4 @@
-"""Reads the file to import."""
+"""Reads a file that an operator wrote. A problem names the file, and the line if one is known."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from controlplane.errors import ConfigError
 _MAX_BYTES = 1 << 20
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file. Raises ConfigError if it cannot be read, is too large or is not UTF-8."""
+def read_text(path: Path, kind: str) -> str:
+    """Return the text of a file. `kind`: what it is, such as "settings file".
+
+    Raises ConfigError if the file cannot be read, is larger than 1 MiB, or is not UTF-8.
+    """
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_BYTES + 1)
     except OSError as error:
         problem = f"the file cannot be read: {error.strerror}"
-        raise ConfigError(str(path), "", problem, "name a file that you may read") from None
+        raise ConfigError(str(path), "", problem, f"name a {kind} that Tidevoy can read") from None
     if len(raw) > _MAX_BYTES:
-        problem = "the file is larger than 1 MiB, so it is probably not a configuration"
-        raise ConfigError(str(path), "", problem, "name the configuration file")
+        problem = f"the file is larger than 1 MiB, so it is probably not a {kind}"
+        raise ConfigError(str(path), "", problem, f"give the path of the {kind}")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
