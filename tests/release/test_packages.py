@@ -31,6 +31,7 @@ from tests.support.cache import cache_directory
 from tests.support.compose.docker_daemon import docker_daemon
 from tests.support.compose.images import build_base_images, package_index
 from tests.support.release.clean_root import CleanRoot, clean_root
+from tests.support.tidb.sessions import connect, query_value
 from tests.support.tidb_sim_clients import session_rules
 from tests.support.waiting import wait_until
 
@@ -75,33 +76,25 @@ def settings_for(node: TidbSim, sql: int, api: int, xds: int) -> dict[str, Any]:
     }
 
 
-async def select(port: int, statement: str) -> object:
-    """Return the value of a statement, with a connection of its own."""
+async def wait_until_serving(port: int, process: ChildProcess | None = None) -> None:
+    """Wait until a client can query a node through this port. Fails if the process ends before."""
 
     def query() -> object:
-        with (
-            pymysql.connect(host="127.0.0.1", port=port, user="root") as connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute(statement)
-            (row,) = cursor.fetchall()
-        return row[0]
+        with connect(port) as connection:
+            return query_value(connection, "select 7")
 
-    return await asyncio.to_thread(query)
-
-
-async def wait_until_serving(process: ChildProcess, port: int) -> None:
     async def is_serving() -> bool:
-        assert process.returncode is None, process.tail(40)
+        if process is not None:
+            assert process.returncode is None, process.tail(40)
         try:
-            return await select(port, "select 7") == 7
+            return await asyncio.to_thread(query) == 7
         except pymysql.MySQLError:
             return False
 
     try:
         await wait_until(is_serving, 120.0)
     except TimeoutError:
-        pytest.fail(process.tail(60))
+        pytest.fail("no answer to `select 7`" if process is None else process.tail(60))
 
 
 def test_checksums_match(release: Path) -> None:
@@ -133,7 +126,7 @@ async def test_wheel_starts_a_local_cluster(release: Path, root: CleanRoot, port
     ports.close()  # `tidevoy run` claims its ports itself
     run = ("/opt/tidevoy/bin/tidevoy", "run", "--fake-tidb", f"--port={port}", *options)
     async with root.running("run", *run) as process:
-        await wait_until_serving(process, port)
+        await wait_until_serving(port, process)
         seconds = time.monotonic() - started_at
     print(f"\nwheel: installed after {installed:.0f} s, serves SQL after {seconds:.0f} s")
 
@@ -168,14 +161,7 @@ async def test_images_serve_sql(
         output = await docker("run", "--rm", "--network=none", volume, control_plane, *print_bootstrap)
         bootstrap.write_text(output)
         container = await docker(*run, f"--volume={bootstrap}:/etc/tidevoy/bootstrap.yaml:ro", envoy)
-
-        async def is_serving() -> bool:
-            try:
-                return await select(sql, "select 7") == 7
-            except pymysql.MySQLError:
-                return False
-
-        await wait_until(is_serving, 60.0)
+        await wait_until_serving(sql)
         print(f"\nimages: serve SQL after {time.monotonic() - started_at:.0f} s")
         stopped_at = time.monotonic()
         await docker("stop", "--time=45", container.strip(), timeout=60.0)
@@ -205,7 +191,7 @@ async def test_debian_packages_serve_sql(
             f"--envoy-admin=127.0.0.1:{admin}",
         )
         async with root.running("serve", *serve) as process:
-            await wait_until_serving(process, sql)
+            await wait_until_serving(sql, process)
             seconds = time.monotonic() - started_at
     print(f"\nDebian packages: installed after {installed:.0f} s, serve SQL after {seconds:.0f} s")
     await root.run("apt-get", "purge", "-qq", "--yes", "tidevoy", "tidevoy-envoy")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from sandbox.child_process import find_program
 from sandbox.local_cluster import LocalCluster
 from sandbox.ports import Ports
-from sandbox.server import Server, sends_mysql_greeting
+from sandbox.server import sends_mysql_greeting
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.controlplane.cli_process import run_tidevoy
+from tests.support.e2e.haproxy import HaProxy
 from tests.support.tidb.drill_load import DrillLoad
 from tests.support.tidb.sessions import connect
 from tests.support.waiting import wait_until
@@ -24,50 +22,25 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.timeout(240)
 
 
-class HaProxyOfTidb(Server):
+class HaProxyOfTidb(HaProxy):
     """HAProxy in front of TiDB servers."""
 
-    config_suffix = ".cfg"
-
     def __init__(self, directory: Path, ports: Ports, servers: list[Tidb]) -> None:
-        super().__init__("haproxy", directory)
-        self.sql_port, self._admin_port = ports.allocate(), ports.allocate()
+        super().__init__(directory, ports)
         self._servers = servers
 
-    def listen_ports(self) -> list[int]:
-        return [self.sql_port, self._admin_port]
-
-    def command(self) -> list[str]:
-        return [find_program("haproxy", "haproxy"), "-db", "-f", str(self.config_file)]
-
-    def configuration(self) -> str:
+    def proxies(self) -> str:
         servers = "".join(
             f"    server tidb-{number} {server.address} check inter 2s rise 2 fall 3\n"
             for number, server in enumerate(self._servers, 1)
         )
-        return (
-            f"global\n    maxconn 4096\n    stats socket ipv4@127.0.0.1:{self._admin_port} level admin\n"
-            "defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 8h\n    timeout server 8h\n"
-            f"listen tidb\n    bind 127.0.0.1:{self.sql_port}\n    balance leastconn\n{servers}"
-        )
+        return f"listen tidb\n    bind 127.0.0.1:{self.sql_port}\n    balance leastconn\n{servers}"
 
     async def is_serving(self) -> bool:
         return await sends_mysql_greeting(self.sql_port)
 
-    async def run_command(self, command: str) -> str:
-        """Run a command of the admin socket, and return its output."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._admin_port)
-        try:
-            writer.write(f"{command}\n".encode())
-            return (await reader.read()).decode().strip()
-        finally:
-            writer.close()
-            await writer.wait_closed()
-
     async def count_sessions(self, server: str) -> int:
-        table = (await self.run_command("show stat")).removeprefix("# ")
-        (row,) = [row for row in csv.DictReader(table.splitlines()) if row["svname"] == server]
-        return int(row["scur"])
+        return int((await self.servers_of("tidb"))[server]["scur"])
 
     async def set_state(self, state: str, *servers: str) -> None:
         for server in servers:

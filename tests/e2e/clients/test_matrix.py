@@ -16,11 +16,11 @@ import pytest_asyncio
 from controlplane.xds.bootstrap import module_path
 from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
+from tests.support.build_tools import LanguageNotPackaged
 from tests.support.clients.client_builds import (
     ALWAYS_COMPRESSING,
     CLIENTS,
     NEGOTIATED_COMPRESSING,
-    LanguageNotPackaged,
     MatrixClient,
 )
 from tests.support.clients.matrix import format_table

@@ -14,7 +14,7 @@ import pymysql
 import pytest
 
 from sandbox.mariadb import MariaDb
-from tests.support.clients.client_builds import LanguageNotPackaged
+from tests.support.build_tools import LanguageNotPackaged
 from tests.support.clients.pools import (
     POOLS,
     PoolClient,

@@ -7,32 +7,20 @@ directory, named after a hash of the build's inputs. So each set of versions is 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
-import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.child_process import ProgramMissing, find_program
-from tests.support.cache import cache_directory
+from sandbox.child_process import ProgramMissing
+from tests.support.build_tools import BuildFailed, find_go, find_tool, run_tool
+from tests.support.cache import cache_directory, locked
 
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parents[2]
 BUILD_CACHE = cache_directory("clients")
-_BUILD_TIMEOUT_SECONDS = 900.0
-
-
-class BuildFailed(Exception):
-    """A client could not be installed. The text names the reason or has the end of the tool's output."""
-
-
-class LanguageNotPackaged(ProgramMissing):
-    """Debian 12 has no suitable version of this compiler, so `make test` cannot install it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +51,7 @@ class ClientBuild:
             for file in sorted(self.sources.glob(pattern)):
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
         built = BUILD_CACHE / f"{self.name}-{digest.hexdigest()[:12]}"
-        BUILD_CACHE.mkdir(parents=True, exist_ok=True)
-        with (BUILD_CACHE / f"{self.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(BUILD_CACHE, self.name):
             if not (built / "ready").exists():
                 shutil.rmtree(built, ignore_errors=True)
                 built.mkdir()
@@ -91,77 +77,41 @@ class MatrixClient:
     max_blob_bytes: int = 1 << 30
 
 
-def _run(
-    command: Sequence[str | Path], directory: Path, environment: Mapping[str, str] | None = None
-) -> None:
-    try:
-        result = subprocess.run(
-            [str(word) for word in command],
-            cwd=directory,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_BUILD_TIMEOUT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        raise BuildFailed(f"{command[0]} took more than {_BUILD_TIMEOUT_SECONDS:.0f} s") from None
-    if result.returncode != 0:
-        text = result.stdout.decode(errors="replace")
-        raise BuildFailed(f"{' '.join(map(str, command))} failed:\n{text[-4000:]}")
-
-
-def find_tool(program: str, install: str) -> str:
-    try:
-        return find_program(program, "")
-    except ProgramMissing:
-        raise ProgramMissing(program, install) from None
-
-
 def _build_python(sources: Path, built: Path) -> None:
     # mysqlclient is available as C source only.
     find_tool("mariadb_config", "apt-get install libmariadb-dev")
     find_tool("gcc", "apt-get install gcc")
     find_tool("pkg-config", "apt-get install pkg-config")
-    _run([sys.executable, "-m", "venv", str(built / "venv")], built)
+    run_tool([sys.executable, "-m", "venv", str(built / "venv")], built)
     pip = [str(built / "venv/bin/python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    _run([*pip, "install", "--require-hashes", "-r", str(sources / "requirements.lock")], built)
+    run_tool([*pip, "install", "--require-hashes", "-r", str(sources / "requirements.lock")], built)
 
 
 def _build_go(sources: Path, built: Path) -> None:
-    try:
-        go = find_program("go", "")
-        version = subprocess.run([go, "version"], capture_output=True, text=True, check=True).stdout
-    except (ProgramMissing, subprocess.CalledProcessError):
-        version = ""
-    # Go 1.21 and later fetch 1.24 by themselves.
-    match = re.match(r"go version go(\d+)\.(\d+)", version)
-    if match is None or tuple(map(int, match.groups())) < (1, 21):
-        raise LanguageNotPackaged("Go 1.24 or newer", "the package of go.dev/doc/install")
-    _run([go, "build", "-mod=readonly", "-o", built / "client", "."], sources)
+    run_tool([find_go(), "build", "-mod=readonly", "-o", built / "client", "."], sources)
 
 
 def _build_node(sources: Path, built: Path) -> None:
     npm = find_tool("npm", "apt-get install nodejs npm")
     for name in ("package.json", "package-lock.json", *(file.name for file in sources.glob("*.mjs"))):
         shutil.copy(sources / name, built)
-    _run([npm, "ci", "--silent", "--no-audit", "--no-fund"], built)
+    run_tool([npm, "ci", "--silent", "--no-audit", "--no-fund"], built)
 
 
 def _build_java(sources: Path, built: Path) -> None:
     maven = find_tool("mvn", "apt-get install maven")
     javac = find_tool("javac", "apt-get install default-jdk-headless")
     copy = ["dependency:copy-dependencies", f"-DoutputDirectory={built / 'lib'}"]
-    _run([maven, "--batch-mode", "--quiet", "--file", sources / "pom.xml", *copy], built)
+    run_tool([maven, "--batch-mode", "--quiet", "--file", sources / "pom.xml", *copy], built)
     files = sorted(sources.glob("*.java"))
-    _run([javac, "-Xlint:all", "-Werror", "-cp", f"{built}/lib/*", "-d", built, *files], built)
+    run_tool([javac, "-Xlint:all", "-Werror", "-cp", f"{built}/lib/*", "-d", built, *files], built)
 
 
 def _build_rust(sources: Path, built: Path) -> None:
     cargo = find_tool("cargo", "rustup (rustup.rs)")
     # All versions share one target directory, because most of their dependencies are the same.
     target = BUILD_CACHE / "rust"
-    _run([cargo, "build", "--quiet", "--release", "--locked"], sources, {"CARGO_TARGET_DIR": str(target)})
+    run_tool([cargo, "build", "--quiet", "--release", "--locked"], sources, {"CARGO_TARGET_DIR": str(target)})
     shutil.copy(target / "release/client", built)
 
 

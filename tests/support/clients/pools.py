@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tests.support.clients.client_builds import GO, JAVA, PYTHON, ROOT, ClientBuild, find_tool
+from tests.support.build_tools import find_tool
+from tests.support.clients.client_builds import GO, JAVA, PYTHON, ROOT, ClientBuild
 
 PAUSE_MILLISECONDS = 5
 _START_TIMEOUT_SECONDS = 60.0

@@ -16,7 +16,7 @@ from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from tests.support.e2e.cluster import reload_settings, run_cluster
-from tests.support.e2e.haproxy import BalancedServer, HaProxy
+from tests.support.e2e.haproxy import BalancedServer, HaProxyOfEnvoys
 from tests.support.module.bootstrap import require_module, require_supervisor
 
 # Longer than HAProxy needs to notice: two checks that fail, 200 ms apart.
@@ -37,7 +37,9 @@ class BalancedEnvoy:
 class BalancedEnvoys:
     """The Envoys, and HAProxy in front of them."""
 
-    def __init__(self, stack: LocalCluster, haproxy: HaProxy, envoys: Mapping[str, BalancedEnvoy]) -> None:
+    def __init__(
+        self, stack: LocalCluster, haproxy: HaProxyOfEnvoys, envoys: Mapping[str, BalancedEnvoy]
+    ) -> None:
         self.stack, self.haproxy, self._envoys = stack, haproxy, envoys
 
     async def replace_all(self) -> None:
@@ -97,7 +99,7 @@ async def run_envoys_behind_haproxy(directory: Path, mariadb: MariaDb) -> AsyncI
                 "envoy-2": BalancedEnvoy(other, second),
             }
             servers = [BalancedServer(name, envoy.address) for name, envoy in envoys.items()]
-            haproxy = HaProxy(directory, ports, servers, health_port)
+            haproxy = HaProxyOfEnvoys(directory, ports, servers, health_port)
             async with haproxy:
                 cluster = BalancedEnvoys(stack, haproxy, envoys)
                 try:

@@ -1,10 +1,11 @@
-"""HAProxy (Debian package) in front of Envoys, with the configuration of docs/operate/load-balancers.md."""
+"""HAProxy (Debian package) in front of Envoys or nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import csv
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,16 +28,17 @@ class BalancedServer:
 
 
 class HaProxy(Server):
-    """HAProxy that balances TCP connections between Envoys, which have the same health port."""
+    """HAProxy in TCP mode. Subclasses define the sections that say where it listens and what is behind it."""
 
     config_suffix = ".cfg"
 
-    def __init__(
-        self, directory: Path, ports: Ports, servers: Sequence[BalancedServer], health_port: int
-    ) -> None:
+    def __init__(self, directory: Path, ports: Ports) -> None:
         super().__init__("haproxy", directory)
         self.sql_port, self._admin_port = ports.allocate(), ports.allocate()
-        self._servers, self._health_port = servers, health_port
+
+    @abstractmethod
+    def proxies(self) -> str:
+        """Return the sections `listen`, or `frontend` and `backend`."""
 
     def listen_ports(self) -> list[int]:
         return [self.sql_port, self._admin_port]
@@ -45,32 +47,49 @@ class HaProxy(Server):
         return [find_program("haproxy", "haproxy"), "-db", "-f", str(self.config_file)]
 
     def configuration(self) -> str:
-        """Return the backend of the page, and the parts that each HAProxy needs."""
-        sections = {
-            "global": (f"stats socket ipv4@127.0.0.1:{self._admin_port} level user", "nbthread 1"),
-            "defaults": ("mode tcp", "timeout connect 5s", "timeout client 8h", "timeout server 8h"),
-            "frontend sql": (f"bind 127.0.0.1:{self.sql_port}", "default_backend tidevoy"),
-        }
-        head = "\n".join("\n    ".join((name, *lines)) for name, lines in sections.items())
-        return f"{head}\n{render_backend(_PAGE.read_text(), self._servers, self._health_port)}"
+        return (
+            f"global\n    nbthread 1\n    stats socket ipv4@127.0.0.1:{self._admin_port} level admin\n"
+            "defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 8h\n    timeout server 8h\n"
+            f"{self.proxies()}"
+        )
 
-    async def is_serving(self) -> bool:
-        return bool(await self.server_states())
-
-    async def is_up(self, server: str) -> bool:
-        return (await self.server_states()).get(server) == "UP"
-
-    async def server_states(self) -> dict[str, str]:
-        """Return the state of each server, such as `UP`, `UP 1/2` and `DOWN`."""
+    async def run_command(self, command: str) -> str:
+        """Run a command of the admin socket, and return its output."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._admin_port)
         try:
-            writer.write(b"show stat\n")
-            table = (await reader.read()).decode().removeprefix("# ")
+            writer.write(f"{command}\n".encode())
+            return (await reader.read()).decode().strip()
         finally:
             writer.close()
             await writer.wait_closed()
+
+    async def servers_of(self, proxy: str) -> dict[str, dict[str, str]]:
+        """Return the statistics of each server, by the names of the servers and of HAProxy's columns."""
+        table = (await self.run_command("show stat")).removeprefix("# ")
         rows = csv.DictReader(table.splitlines())
-        return {row["svname"]: row["status"] for row in rows if row["pxname"] == "tidevoy"}
+        return {row["svname"]: row for row in rows if row["pxname"] == proxy}
+
+
+class HaProxyOfEnvoys(HaProxy):
+    """HAProxy in front of Envoys, which have the same health port, as on the page about load balancers."""
+
+    def __init__(
+        self, directory: Path, ports: Ports, servers: Sequence[BalancedServer], health_port: int
+    ) -> None:
+        super().__init__(directory, ports)
+        self._servers, self._health_port = servers, health_port
+
+    def proxies(self) -> str:
+        backend = render_backend(_PAGE.read_text(), self._servers, self._health_port)
+        return f"frontend sql\n    bind 127.0.0.1:{self.sql_port}\n    default_backend tidevoy\n{backend}"
+
+    async def is_serving(self) -> bool:
+        return bool(await self.servers_of("tidevoy"))
+
+    async def is_up(self, server: str) -> bool:
+        """Return whether the health checks of this server have succeeded."""
+        servers = await self.servers_of("tidevoy")
+        return server in servers and servers[server]["status"] == "UP"
 
 
 def render_backend(page: str, servers: Sequence[BalancedServer], health_port: int) -> str:

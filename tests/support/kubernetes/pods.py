@@ -98,7 +98,7 @@ def running_load(address: str, port: int, workers: int = 8) -> Iterator[LoadResu
                 connection = None
                 with lock:
                     result.errors.append(f"{time.strftime('%X')} {error}")
-            time.sleep(0.02)
+            stopping.wait(0.02)
         if connection is not None:
             connection.close()
 

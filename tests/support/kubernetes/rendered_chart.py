@@ -30,7 +30,7 @@ class HelmFailed(Exception):
 
 
 def find_helm() -> str:
-    """Return the path of Helm, in the version of `HELM`. Raises GoMissing if neither Helm nor Go is there.
+    """Return the path of Helm, in the version of `HELM`. Raises LanguageNotPackaged if it needs Go.
 
     `make test` builds Helm before the tests.
     """

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.support.kubernetes.go_program import CACHE, GoProgram, locked, run_go
+from tests.support.build_tools import find_go, run_tool
+from tests.support.cache import locked
+from tests.support.kubernetes.go_program import CACHE, GoProgram
 
 _MODULE = Path(__file__).parent / "server"
 _BUILD_TIMEOUT_SECONDS = 7200.0
@@ -42,19 +44,20 @@ def version() -> str:
 
 
 def program(name: str) -> Path:
-    """Return one of `PROGRAMS`; build it first if needed. Raises GoMissing or GoBuildFailed."""
+    """Return one of `PROGRAMS`; build it first if needed. Raises LanguageNotPackaged or BuildFailed."""
     path = CACHE / f"kubernetes-{version()}" / name
     if path.exists():
         return path
-    with locked("kubernetes"):
+    with locked(CACHE, "kubernetes"):
         if not path.exists():
             major, minor, _ = version().lstrip("v").split(".")
             variables = {"gitVersion": version(), "gitMajor": major, "gitMinor": minor}
             flags = " ".join(
                 f"-X k8s.io/component-base/version.{key}={text}" for key, text in variables.items()
             )
-            run_go(
+            run_tool(
                 [
+                    find_go(),
                     "build",
                     "-trimpath",
                     f"-ldflags=-s -w {flags}",
@@ -72,7 +75,7 @@ def resource_definitions() -> list[str]:
     """Return the custom resource definitions of cert-manager and Prometheus Operator, as YAML."""
     texts = []
     for module, files in _DEFINITIONS.items():
-        output = run_go(["mod", "download", "-json", module], _MODULE, {})
+        output = run_tool([find_go(), "mod", "download", "-json", module], _MODULE)
         directory = re.search(r'"Dir": "(.+)"', output)
         assert directory is not None
         texts += [(Path(directory[1]) / file).read_text() for file in files]

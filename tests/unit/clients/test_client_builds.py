@@ -8,8 +8,9 @@ from threading import Event
 
 import pytest
 
+from tests.support.build_tools import LanguageNotPackaged
 from tests.support.clients import client_builds
-from tests.support.clients.client_builds import CLIENTS, ClientBuild, LanguageNotPackaged
+from tests.support.clients.client_builds import CLIENTS, ClientBuild
 
 
 @pytest.mark.parametrize("version", [None, "go1.19.8", "devel"])

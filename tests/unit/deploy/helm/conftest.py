@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.kubernetes.go_program import HELM, locked
+from tests.support.cache import locked
+from tests.support.kubernetes.go_program import CACHE, HELM
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -13,7 +14,7 @@ def _helm() -> None:
 
     `make ci` may still be building it.
     """
-    with locked(HELM.name):
+    with locked(CACHE, HELM.name):
         is_built = HELM.path.exists()
     if not is_built:
         pytest.skip(
