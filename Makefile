@@ -34,7 +34,7 @@ REAL_TIDB = $(if $(findstring --fake-tidb,$(ARGS)),,$(or $(findstring --tidb-bin
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run ci test test-tidb test-releases test-upgrade test-kubernetes dist test-dist lint audit fmt bench fuzz matrix
+.PHONY: help run ci test test-tidb test-releases test-upgrade test-kubernetes dist test-dist lint audit advisories fmt bench fuzz matrix
 .PHONY: soak test-switches lock clean
 .PHONY: packages-for-tests clients helm test-rust lint-python lint-rust test-python
 
@@ -126,6 +126,16 @@ lint-rust:
 
 audit: $(READY) ## check all dependencies for known vulnerabilities and licences; ARGS=--strict: skip nothing
 	@$(PRIORITY) $(BIN)/python -m tests.support.dependency_audit $(ARGS)
+
+# `git clone` accepts a directory too, such as a mirror.
+RUSTSEC ?= https://github.com/rustsec/advisory-db
+PYPA ?= https://github.com/pypa/advisory-database
+
+advisories: $(READY) ## copy the advisories of RustSec and PyPA for the locked packages into the repository
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+		git clone --quiet --depth 1 --branch osv $(RUSTSEC) "$$directory/rustsec" && \
+		git clone --quiet --depth 1 $(PYPA) "$$directory/pypa" && \
+		$(BIN)/python -m tests.support.pin_advisories "$$directory/rustsec" "$$directory/pypa"
 
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only .

@@ -1,12 +1,14 @@
 """Audits the locked packages: vulnerabilities, licenses, origins. `make audit`.
 
-A check whose database cannot be reached is reported as SKIPPED, never as passed; `--strict` makes that a
-failure.
+The known vulnerabilities of `advisories.json` need no network. Further checks use today's databases. A check
+whose database cannot be reached is reported as SKIPPED, never as passed; `--strict` makes that a failure, and
+also an old `advisories.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.metadata
 import json
 import re
@@ -22,11 +24,15 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from tests.support.advisories import CRATES, PYPI, AdvisoryFile, read_lock
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = (ROOT / "requirements.lock", ROOT / "tests/support/clients/python/requirements.lock")
 MANIFESTS = ("filters", "filters/fuzz", "bench/client", "tests/support/clients/rust")
+CARGO_LOCKS = tuple(ROOT / directory / "Cargo.lock" for directory in MANIFESTS)
 _CARGO_DENY_CONFIG = ROOT / "filters/deny.toml"
 _CHECK_TIMEOUT_SECONDS = 60.0
+_MAX_ADVISORY_AGE_DAYS = 31
 _MAX_PARALLEL_CHECKS = 4  # Checks mostly wait for the network.
 
 # Tidevoy may be redistributed under its own license together with packages of these licenses.
@@ -63,22 +69,55 @@ _LICENSE_ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Result of one check: its findings, and the reason if the check was incomplete."""
+    """Result of one check: its findings, and the reason if it was incomplete or its database is old."""
 
     check: str
     findings: tuple[str, ...] = ()
     skip_reason: str = ""
+    old_reason: str = ""
 
     def lines(self) -> list[str]:
         """Return the lines to print."""
-        verdict = "FOUND" if self.findings else "SKIPPED" if self.skip_reason else "ok"
-        head = f"{verdict:8}{self.check}" + (f": {self.skip_reason}" if self.skip_reason else "")
+        reason = self.skip_reason or self.old_reason
+        verdict = (
+            "FOUND"
+            if self.findings
+            else "SKIPPED"
+            if self.skip_reason
+            else "OLD"
+            if self.old_reason
+            else "ok"
+        )
+        head = f"{verdict:8}{self.check}" + (f": {reason}" if reason else "")
         return [head] + [f"        {finding}" for finding in self.findings]
 
 
 def has_failed(outcomes: Iterable[AuditResult], *, strict: bool) -> bool:
     """Return whether the audit as a whole fails."""
-    return any(outcome.findings or (strict and outcome.skip_reason) for outcome in outcomes)
+    return any(
+        outcome.findings or (strict and (outcome.skip_reason or outcome.old_reason)) for outcome in outcomes
+    )
+
+
+# --- advisories.json ---
+
+
+def check_advisories(ecosystem: str, locks: Sequence[Path], today: datetime.date) -> AuditResult:
+    """Compare the locked versions with the advisories of `advisories.json`."""
+    file = AdvisoryFile.read(ecosystem)
+    packages = sorted({package for lock in locks for package in read_lock(lock)}, key=str)
+    check = (
+        f"advisories of {file.database.name} of {file.database.date} ({file.database.commit[:9]}):"
+        f" {len(packages)} packages of {ecosystem}, {len(file.advisories)} advisories"
+    )
+    age = (today - datetime.date.fromisoformat(file.database.date)).days
+    is_old, missing = age > _MAX_ADVISORY_AGE_DAYS, file.missing(packages)
+    return AuditResult(
+        check,
+        tuple(file.findings(packages)),
+        f"not in advisories.json, so run `make advisories`: {', '.join(missing)}" if missing else "",
+        f"the copy is {age} days old; renew it with `make advisories`" if is_old else "",
+    )
 
 
 # --- Python ---
@@ -232,8 +271,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make audit", description=__doc__)
     parser.add_argument("--strict", action="store_true", help="fail if a check was skipped")
     strict: bool = parser.parse_args().strict
+    today = datetime.datetime.now(datetime.UTC).date()
     checks: list[Callable[[], AuditResult]] = [
         check_licenses,
+        partial(check_advisories, CRATES, CARGO_LOCKS, today),
+        partial(check_advisories, PYPI, LOCKS, today),
         *(partial(check_vulnerabilities, lock) for lock in LOCKS),
     ]
     for directory in MANIFESTS:
