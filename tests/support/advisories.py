@@ -1,8 +1,8 @@
 """Known vulnerabilities of the locked packages, from a file that is part of the repository.
 
 `advisories.json` has the advisories of two public databases for these packages: RustSec for crates, PyPA for
-Python packages. So the audit says what it has checked, also without a network. Versions are in ranges, as in the
-OSV format (https://ossf.github.io/osv-schema/). `tests.support.pin_advisories` writes the file.
+Python packages. So the audit says what it has checked, also without a network. Versions are in ranges, as in
+the OSV format (https://ossf.github.io/osv-schema/). `tests.support.pin_advisories` writes the file.
 """
 
 from __future__ import annotations

@@ -79,15 +79,9 @@ class AuditResult:
     def lines(self) -> list[str]:
         """Return the lines to print."""
         reason = self.skip_reason or self.old_reason
-        verdict = (
-            "FOUND"
-            if self.findings
-            else "SKIPPED"
-            if self.skip_reason
-            else "OLD"
-            if self.old_reason
-            else "ok"
-        )
+        verdict = "SKIPPED" if self.skip_reason else "OLD" if self.old_reason else "ok"
+        if self.findings:
+            verdict = "FOUND"
         head = f"{verdict:8}{self.check}" + (f": {reason}" if reason else "")
         return [head] + [f"        {finding}" for finding in self.findings]
 
