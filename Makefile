@@ -168,7 +168,7 @@ dist: $(READY) $(MODULE) ## build all files of a release into dist; ARGS="--skip
 	@exec $(BIN)/python -m release $(ARGS)
 
 test-dist: $(READY) $(MODULE) ## install the files of a release on a clean Debian, and use them
-	@PYTHON=$(PYTHON) sandbox/install.sh test
+	@PYTHON=$(PYTHON) sandbox/install.sh dist
 	@exec $(BIN)/pytest --capture=no $(or $(ARGS),tests/release)
 
 test-switches: $(READY) $(MODULE) ## run the module's tests with offloading switched off, and with migrations switched off

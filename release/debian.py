@@ -112,6 +112,7 @@ def _install_python_packages(wheel: Path, requirements: str, tree: PackageTree) 
     pip += ["--python-version", PYTHON_VERSION, "--only-binary", ":all:", "--target", str(site_packages)]
     run([*pip, "--find-links", str(wheel.parent), wheel.name.split("-")[0]], hint)
     shutil.rmtree(site_packages / "bin")
+    shutil.rmtree(site_packages / "share")  # the units, which systemd does not read there
     # Byte code refers to the sources by their hash, since dpkg sets other modification times.
     run(
         [

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages that are missing: sandbox/install.sh python|rust|run|test|tidb|bench
+# Installs the Debian packages that are missing: sandbox/install.sh python|rust|run|test|dist|tidb|bench
 #   python  for creating a virtual environment
 #   rust    for building the module for Envoy; the Rust toolchain must be installed already
 #   run     for `make run`
@@ -57,9 +57,9 @@ find_missing() {
     output="$("$python" -c 'import ensurepip, venv' 2>&1)" || missing=" python3-venv"
     case "$1" in
     python) return ;;
-    run | test | tidb | bench) ;;
+    run | test | dist | tidb | bench) ;;
     *)
-        echo "usage: $0 python|rust|run|test|tidb|bench" >&2
+        echo "usage: $0 python|rust|run|test|dist|tidb|bench" >&2
         exit 2
         ;;
     esac
@@ -76,7 +76,10 @@ find_missing() {
         need haproxy haproxy
         need perf linux-perf
     fi
-    if [ "$1" = test ]; then
+    if [ "$1" = dist ]; then
+        need systemd-nspawn systemd-container
+    fi
+    if [ "$1" = test ] || [ "$1" = dist ]; then
         need dockerd docker.io
         need docker-compose docker-compose
         need debootstrap debootstrap
