@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from release.version import read_version
 from sandbox.ports import Ports
 from sandbox.tidb_sim.server import TidbSim
 from tests.support.cache import cache_directory
+from tests.support.compose.commands import run_command
 from tests.support.compose.docker_daemon import docker_daemon
 from tests.support.compose.images import build_base_images, package_index
+from tests.support.release.install_page import page_blocks, replace_ports
 from tests.support.release.serving import settings_for, wait_until_serving
 
 pytestmark = pytest.mark.timeout(1800)
@@ -25,36 +28,36 @@ pytestmark = pytest.mark.timeout(1800)
 async def test_images_serve_sql(
     tmp_path: Path, node: TidbSim, ports: Ports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The commands are those of docs/install/containers.md."""
     version = read_version(ROOT)
-    sql, api, xds, admin = (ports.allocate() for _ in range(4))
+    used = {name: ports.allocate() for name in ("sql", "api", "xds", "admin_a")}
     cache = cache_directory("compose")
     async with docker_daemon(cache) as docker:
         for name, value in {**docker.environment, **await package_index()}.items():
             monkeypatch.setenv(name, value)
         await build_base_images(docker, cache)
-        archive = await asyncio.to_thread(build_images, ROOT, version, tmp_path, ["--network=host"])
-        names = [f"{name}:{version}" for name in IMAGES]
-        await docker("rmi", "--force", *names)
-        await docker("load", "--input", str(archive), timeout=120.0)
+        await asyncio.to_thread(build_images, ROOT, version, tmp_path, ["--network=host"])
+        await docker("rmi", "--force", *(f"{name}:{version}" for name in IMAGES))
+        settings = settings_for(node, used["sql"], used["api"], used["xds"])
+        (tmp_path / "tidevoy.yaml").write_text(yaml.safe_dump(settings))
+        start, show_nodes = commands_of_page(version, used)
         started_at = time.monotonic()
-        settings = tmp_path / "tidevoy.yaml"
-        settings.write_text(yaml.safe_dump(settings_for(node, sql, api, xds)))
-        bootstrap = tmp_path / "bootstrap.yaml"
-        run = ("run", "--detach", "--network=host", "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL")
-        control_plane, envoy = names
-        volume = f"--volume={settings}:/etc/tidevoy/tidevoy.yaml:ro"
-        await docker(*run, volume, "--volume=state:/var/lib/tidevoy", control_plane)
-        module = "/usr/lib/tidevoy/libtidevoy.so"
-        print_bootstrap = (
-            *("bootstrap", "--config=/etc/tidevoy/tidevoy.yaml", f"--module={module}"),
-            *(f"--control-plane=127.0.0.1:{xds}", f"--admin=127.0.0.1:{admin}"),
-        )
-        output = await docker("run", "--rm", "--network=none", volume, control_plane, *print_bootstrap)
-        bootstrap.write_text(output)
-        container = await docker(*run, f"--volume={bootstrap}:/etc/tidevoy/bootstrap.yaml:ro", envoy)
-        await wait_until_serving(sql)
-        print(f"\nimages: serve SQL after {time.monotonic() - started_at:.0f} s")
+        await run_command("bash", "-ec", start, timeout=180.0, directory=tmp_path)
+        await wait_until_serving(used["sql"])
+        print(f"\nimages: loaded, and serve SQL after {time.monotonic() - started_at:.0f} s")
+        assert node.sql_address in await run_command("bash", "-ec", show_nodes, timeout=60.0)
         stopped_at = time.monotonic()
-        await docker("stop", "--time=45", container.strip(), timeout=60.0)
-        state = await docker("inspect", "--format={{.State.ExitCode}}", container.strip())
+        await docker("stop", "envoy", timeout=60.0)
+        state = await docker("inspect", "--format={{.State.ExitCode}}", "envoy")
         assert (state.strip(), time.monotonic() - stopped_at < 40.0) == ("0", True)
+
+
+def commands_of_page(version: str, ports: Mapping[str, int]) -> tuple[str, str]:
+    """Return the commands that start both containers, and the one that shows nodes, with these ports."""
+    (block,) = page_blocks("containers.md")
+    admin = f"--admin 127.0.0.1:{ports['admin_a']} --control-plane"
+    url = f"docker exec --env TIDEVOY_URL=http://127.0.0.1:{ports['api']}"
+    text = block.replace("0.1.0", version).replace("--control-plane", admin)
+    text = replace_ports(text.replace("docker exec", url), ports)
+    start, show_nodes = text.rstrip().rsplit("\n", 1)
+    return start, show_nodes

@@ -16,9 +16,9 @@ from release.__main__ import ROOT
 from sandbox.ports import Ports
 from sandbox.tidb_sim.server import TidbSim
 from tests.support.release.booted_debian import BootedDebian, booted_debian
+from tests.support.release.install_page import DEFAULT_PORTS, replace_ports
 from tests.support.release.serving import settings_for, wait_until_serving
 
-_DEFAULT_PORTS = {"sql": 6000, "api": 3080, "xds": 18000, "admin_a": 9901, "admin_b": 9902}
 _WITH_ENVOY = "tidevoy-with-envoy.service"
 
 
@@ -33,7 +33,7 @@ class Machine:
     async def boot(cls, ports: Ports) -> AsyncIterator[Machine]:
         """Start the machine. Its packages are those of a minimal Debian."""
         async with booted_debian() as debian:
-            machine = cls(debian, {name: ports.allocate() for name in _DEFAULT_PORTS})
+            machine = cls(debian, {name: ports.allocate() for name in DEFAULT_PORTS})
             machine.path("/etc/apt/apt.conf.d/answers").write_text('APT::Get::Assume-Yes "true";\n')
             machine._set_admin_port_of_unit()
             await machine.run("apt-get", "update", "-qq")
@@ -82,9 +82,7 @@ class Machine:
 
     def with_ports(self, text: str) -> str:
         """Replace the ports that the pages use."""
-        for name, port in _DEFAULT_PORTS.items():
-            text = re.sub(rf"\b{port}\b", str(self._ports[name]), text)
-        return text
+        return replace_ports(text, self._ports)
 
     async def show_unit(self, unit: str, *properties: str) -> list[str]:
         """Return the values of properties of a unit."""
