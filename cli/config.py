@@ -12,7 +12,7 @@ import typer
 from cli.client import ControlPlaneClient
 from cli.errors import EXIT_USAGE
 from cli.options import DEFAULT_URL, AsJson, Url
-from cli.output import print_result, show_json
+from cli.output import print_note, print_result, show_json
 from controlplane.errors import ConfigError, ConfigErrors
 
 app = typer.Typer(help="Check a configuration, or show the active one.", no_args_is_help=True)
@@ -35,7 +35,7 @@ def check(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Check a configuration file together with the environment. Starts nothing."""
-    from controlplane.config.loader import preview_reload, read_settings
+    from controlplane.config.loader import preview_reload, read_settings, startup_warnings
 
     try:
         settings = read_settings(file, os.environ)
@@ -52,6 +52,8 @@ def check(
         show_json(changes if diff else [])
         return
     print_result(f"{file} is valid")
+    for warning in startup_warnings(settings):
+        print_note(warning)
     if diff:
         print_result(
             "\n".join(["a reload would change:", *(f"  {line}" for line in describe_reload(changes))])

@@ -51,6 +51,11 @@ def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson 
             )
         if switched_off := describe_switched_off(envoy):
             print_note(f"{envoy['id']}: {switched_off}")
+        if envoy.get("streams", 1) > 1:  # an older control plane does not report it
+            print_note(
+                f"{envoy['id']}: {envoy['streams']} Envoys may be connected under this id; give each a unique"
+                " one (`tidevoy bootstrap --id`, or TIDEVOY_NODE_ID in the image)"
+            )
         if envoy["problem"]:
             print_note(f"{envoy['id']}: {envoy['problem']}")
         if envoy["stale_resources"]:

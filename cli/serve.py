@@ -17,6 +17,7 @@ import typer
 from cli.errors import UsageError
 from cli.options import ConfigFile
 from cli.output import print_note, print_result
+from cli.systemd import notify_ready
 from controlplane import address as addresses
 from controlplane.errors import TidevoyError
 
@@ -49,6 +50,10 @@ def serve(
             help="Where `tidevoy certificates init` has written the certificates; needed if xds.tls is set.",
         ),
     ] = None,
+    envoy_zone: Annotated[str, typer.Option(help="Its zone; it prefers nodes of that zone.")] = "",
+    envoy_group: Annotated[
+        str, typer.Option(help="The only node group that it serves, on sql.listen. Default: all groups.")
+    ] = "",
 ) -> None:
     """Run the control plane. SIGINT or SIGTERM stops it, SIGHUP reloads the configuration."""
     import asyncio
@@ -60,7 +65,8 @@ def serve(
 
     settings = load_settings()
     if with_envoy:
-        options = EnvoyOptions(envoy, envoy_id or socket.gethostname(), envoy_admin, envoy_certificates)
+        node_id = envoy_id or socket.gethostname()
+        options = EnvoyOptions(envoy, node_id, envoy_admin, envoy_certificates, envoy_zone, envoy_group)
         raise typer.Exit(asyncio.run(_serve_with_envoy(config, options, load_settings)))
     _serve(settings, load_settings)
 
@@ -78,7 +84,7 @@ def _serve(settings: Settings, load_settings: Callable[[], Settings]) -> None:
     _raise_descriptor_limit()
     for warning in startup_warnings(settings):
         structlog.get_logger("tidevoy.serve").warning(warning)
-    asyncio.run(run(settings, load_settings, _freeze_garbage_collection, handle_signals=True))
+    asyncio.run(run(settings, load_settings, _on_ready, handle_signals=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,8 @@ class EnvoyOptions:
     id: str
     admin: str
     certificates: Path | None
+    zone: str
+    group: str
 
     def tls(self) -> ControlPlaneTls | None:
         """Return how the Envoy connects to the control plane; None: without TLS."""
@@ -140,6 +148,8 @@ async def _serve_with_envoy(
                 admin=options.admin,
                 tls=options.tls(),
                 module=_find_local_module(),
+                group=options.group,
+                zone=options.zone,
             )
             new = bootstrap_file.with_suffix(".new")
             new.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -156,6 +166,11 @@ async def _serve_with_envoy(
     if config is not None:
         command += ["--config", str(config)]
     return await run_with_envoy(command, xds_address, files, write_bootstrap)
+
+
+def _on_ready() -> None:
+    notify_ready()
+    _freeze_garbage_collection()
 
 
 def _freeze_garbage_collection() -> None:

@@ -39,7 +39,7 @@ def build_controlplane_package(
             tree.add_file(systemd / unit, f"/lib/systemd/system/{unit}")
         debian = root / "deploy/debian/tidevoy"
         tree.add_conffile(debian / "tidevoy.yaml", "/etc/tidevoy/tidevoy.yaml")
-        for name in ("grafana", "prometheus"):
+        for name in ("grafana", "prometheus", "sysbench"):
             shutil.copytree(root / "deploy" / name, tree.root / f"usr/share/doc/tidevoy/{name}")
         tree.add_documents("tidevoy", root / "LICENSE", root / "CHANGELOG.md")
         fields = ControlFields(
@@ -112,7 +112,7 @@ def _install_python_packages(wheel: Path, requirements: str, tree: PackageTree) 
     pip += ["--python-version", PYTHON_VERSION, "--only-binary", ":all:", "--target", str(site_packages)]
     run([*pip, "--find-links", str(wheel.parent), wheel.name.split("-")[0]], hint)
     shutil.rmtree(site_packages / "bin")
-    shutil.rmtree(site_packages / "share")  # the units, which systemd does not read there
+    shutil.rmtree(site_packages / "share")  # the package has these files in other directories
     # Byte code refers to the sources by their hash, since dpkg sets other modification times.
     run(
         [

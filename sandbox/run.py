@@ -177,7 +177,10 @@ def _ready_message(cluster: LocalCluster) -> str:
 
 def _command_name() -> str:
     """Return how the user calls `tidevoy`, which is not on the PATH in a checkout."""
-    return "tidevoy" if shutil.which("tidevoy") else os.path.relpath(sys.argv[0])
+    if shutil.which("tidevoy"):
+        return "tidevoy"
+    relative = os.path.relpath(sys.argv[0])
+    return os.path.abspath(sys.argv[0]) if relative.startswith("..") else relative
 
 
 async def _run_until_signal(coroutine: Coroutine[None, None, NoReturn]) -> None:

@@ -79,6 +79,9 @@ class _EnvoyFields(ResponseModel):
     connected_since: datetime | None = attribute(
         "status.connected_since", "When the Envoy connected; null if it is not connected now."
     )
+    streams: int = attribute(
+        "status.streams", "Open xDS streams. If there are several, several Envoys may have this id."
+    )
     last_seen: datetime = attribute("status.last_seen")
     acked_version: str = attribute("status.acked_version")
     published_version: str = attribute("status.published_version")

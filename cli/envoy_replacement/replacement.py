@@ -63,6 +63,7 @@ class EnvoyReplacement:
         old, new = self._fetch_states()
         if old is None:
             return
+        self.client.get("/v1/envoys")  # `run` needs the control plane, and perhaps a token
         for step in self.describe_steps(old, new):
             self._emit("check", f"would {step}", is_result=True)
         if new is not None and (blockers := self._takeover_blockers(old, new)):

@@ -75,6 +75,11 @@ class _BindOptions:
             _require_proxy_header(self._context, self._source("accept-proxy"))
         if self._first("ssl"):
             self._convert_tls()
+        else:
+            self._draft.todo(
+                "HAProxy passes the TLS of clients through to TiDB, so this file does not show whether they"
+                " use it: if they do, set tls.client and tls.backend (docs/operate/tls.md)"
+            )
         self._add_remaining_rows()
 
     def _first(self, name: str) -> Option | None:

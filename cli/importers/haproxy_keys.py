@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cli.importers.key_rules import KeyRule, index_rules, mapped, needless, no_equivalent
+from cli.importers.key_rules import STOP_TIME_NOTE, KeyRule, index_rules, mapped, needless, no_equivalent
 from cli.importers.report import DefaultDifference
 
 _HTTP = "it is for HTTP"
@@ -24,7 +24,7 @@ _GLOBAL = (
         note="the lower one of this and that of the proxy. Clients over the limit get error 1040 at once;"
         " HAProxy lets them wait",
     ),
-    mapped("hard-stop-after", to="end.timeout"),
+    mapped("hard-stop-after", to="end.timeout", note=STOP_TIME_NOTE),
     mapped("grace", to="end.wait"),
     mapped(
         "maxconnrate",

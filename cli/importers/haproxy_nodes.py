@@ -16,9 +16,8 @@ _DEFAULT_WEIGHT = 100  # of Tidevoy's nodes
 _MAX_WEIGHT = 10_000
 _BACKUP_LABEL = {"role": "backup"}
 _REMARK = (
-    "To let Tidevoy find all TiDB servers by itself, set pd.urls instead. Otherwise give each node its"
-    " status_address (usually port 10080): without it, Tidevoy does not see its CPU and memory, nor that it"
-    " stops"
+    "With pd.urls instead, Tidevoy finds all TiDB servers by itself. Without its status_address (usually port"
+    " 10080), Tidevoy does not see the CPU and memory of a node, nor that it stops"
 )
 
 
@@ -50,8 +49,11 @@ class _NodeConversion:
             else:
                 self._draft.append(source, "nodes", self._node(server, address, weights))
         self._servers.mark_converted("disabled")
-        if self._draft.value_of("nodes"):
+        nodes = self._draft.value_of("nodes") or ()
+        if nodes:
             self._draft.remark("nodes", _REMARK)
+        if any("status_address" not in node.values for node in nodes):
+            self._draft.todo("set pd.urls instead of nodes, or give each node its status_address")
         if self._servers.values("backup"):
             source, note = self._servers.source("backup"), self._servers.note("backup")
             self._draft.map(source, "backup.labels", _BACKUP_LABEL, note)

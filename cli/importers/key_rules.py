@@ -37,6 +37,10 @@ class KeyRule:
     kind: ValueKind = ValueKind.ANY
 
 
+# The service of an Envoy must have more time to stop than the drain needs.
+STOP_TIME_NOTE = "with a long time, raise `TimeoutStopSec` of the unit, too (docs/operate/stop-envoys.md)"
+
+
 def mapped(*keys: str, to: str, note: str = "", kind: ValueKind = ValueKind.ANY) -> KeyRule:
     return KeyRule(keys, Outcome.MAPPED, to, note, kind)
 

@@ -155,7 +155,8 @@ class _TiProxyConversion:
         if (key := self._keys.take("labels.zone")) is not None:
             self._draft.map_elsewhere(key.source, "tidevoy bootstrap --zone", str(key.value), key.note)
             self._draft.todo(
-                f"start the Envoys that replace this TiProxy with `tidevoy bootstrap --zone {key.value}`"
+                f"start the Envoys that replace this TiProxy with `tidevoy bootstrap --zone {key.value}`, or"
+                f" with `tidevoy serve --with-envoy --envoy-zone {key.value}`"
             )
         if (key := self._keys.take("ha.virtual-ip")) is not None:
             self._draft.no_equivalent(key.source, key.note)

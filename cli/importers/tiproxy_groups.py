@@ -105,9 +105,10 @@ class GroupConversion:
             self._draft.append(key.source, "groups", group, key.rule.note)
             self._draft.map_elsewhere(value.source, "groups", str(value.value), "the value of the group")
             self._draft.todo(
-                f"start the Envoys that replace this TiProxy with `tidevoy bootstrap --group {name}`: they"
-                f" serve only this group, at sql.listen. Other Envoys serve it at {group['listen']}. Write a"
-                " group for the label of each other TiProxy"
+                f"start the Envoys that replace this TiProxy with `tidevoy bootstrap --group {name}`, or"
+                f" with `tidevoy serve --with-envoy --envoy-group {name}`: they serve only this group, at"
+                f" sql.listen. Other Envoys serve it at {group['listen']}. Write a group for the label of"
+                " each other TiProxy"
             )
 
 

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cli.importers.key_rules import KeyRule, ValueKind, index_rules, mapped, needless, no_equivalent
+from cli.importers.key_rules import (
+    STOP_TIME_NOTE,
+    KeyRule,
+    ValueKind,
+    index_rules,
+    mapped,
+    needless,
+    no_equivalent,
+)
 
 _TEXT, _INTEGER, _NUMBER = ValueKind.TEXT, ValueKind.INTEGER, ValueKind.NUMBER
 _BOOLEAN, _DURATION, _TEXTS = ValueKind.BOOLEAN, ValueKind.DURATION, ValueKind.TEXTS
@@ -129,7 +137,7 @@ _PROXY = (
         "proxy.graceful-close-conn-timeout",
         to="end.timeout",
         kind=_INTEGER,
-        note="0 closes all connections at once in both",
+        note=f"0 closes all connections at once in both; {STOP_TIME_NOTE}",
     ),
     no_equivalent("proxy.public-endpoints", kind=_TEXTS, note=_METERING),
     needless("proxy.backend-clusters[].name", kind=_TEXT, note="one Tidevoy serves one cluster"),
@@ -365,7 +373,12 @@ _BALANCE = (
 
 _OTHER = (
     needless("workdir", kind=_TEXT, note="Tidevoy has a directory of its own, `state_dir`"),
-    mapped("labels.zone", to="tidevoy bootstrap --zone", kind=_TEXT, note="an option of each Envoy"),
+    mapped(
+        "labels.zone",
+        to="tidevoy bootstrap --zone",
+        kind=_TEXT,
+        note="an option of each Envoy; `tidevoy serve --with-envoy` has `--envoy-zone`",
+    ),
     needless(
         "labels.*",
         kind=_TEXT,

@@ -243,7 +243,8 @@ def check_problem_events(address: str, before: Health, after: Health) -> Iterato
 def drain_finished(address: str, progress: DrainProgress) -> EventDraft:
     """Return the event for the end of a drain: no session remains, or the drain was cancelled."""
     failed = sum(progress.failed.values())
-    parts = [f"{progress.migrated} sessions migrated to other nodes in {progress.elapsed_seconds:.0f} s"]
+    sessions = "session" if progress.migrated == 1 else "sessions"
+    parts = [f"{progress.migrated} {sessions} migrated to other nodes in {progress.elapsed_seconds:.0f} s"]
     if failed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in progress.failed.items())
         parts.append(f"{failed} migration attempts failed ({reasons})")

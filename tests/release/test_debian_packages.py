@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.tidb_sim.server import TidbSim
-from tests.support.release.install_page import page_blocks, page_lines
+from tests.support.release.install_page import page_blocks
 from tests.support.release.machine import Machine
 from tests.support.release.serving import single
 from tests.support.waiting import wait_until
@@ -23,15 +23,14 @@ _PAGE = "debian.md"
 
 
 async def install(machine: Machine, release: Path) -> None:
-    """Install both packages with the first command of the page."""
+    """Install both packages with the first commands of the page."""
     packages = [single(release, pattern) for pattern in ("tidevoy_*.deb", "tidevoy-envoy_*.deb")]
     for package in packages:
         machine.add_file(package)
-    command = page_lines(_PAGE, "One machine")[0]
-    assert command.startswith("apt-get install ")
-    started_at = time.monotonic()
+    commands, *_ = page_blocks(_PAGE, "One machine")
     names = (f"./{package.name}" for package in packages)
-    await machine.run_page([re.sub(r"\./\S+", lambda _: next(names), command)])
+    started_at = time.monotonic()
+    await machine.run_page([re.sub(r"\./\S+\.deb", lambda _: next(names), commands)])
     print(f"\nDebian packages: installed in {time.monotonic() - started_at:.0f} s")
     replace = machine.path("/usr/sbin/tidevoy-replace-envoy")
     replace.write_text(machine.with_ports(replace.read_text()))
@@ -42,20 +41,21 @@ async def test_one_machine_serves_sql_stops_and_is_purged(
 ) -> None:
     await install(machine, release)
     unit = "tidevoy-with-envoy"
+    _, configure, start = page_blocks(_PAGE, "One machine")
+    await machine.run_page([configure])
     machine.write_settings(machine.settings(node))
-    _, edit, check, start, show_nodes = page_lines(_PAGE, "One machine")
-    assert edit.startswith("editor /etc/tidevoy/tidevoy.yaml ")
     started_at = time.monotonic()
-    await machine.run_page([check, start])
+    assert node.sql_address in await machine.run_page([start])
     await machine.wait_until_serving(unit)
-    print(f"\nDebian packages: serve SQL {time.monotonic() - started_at:.1f} s after `config check`")
-    assert node.sql_address in await machine.run_page([show_nodes])
+    print(f"\nDebian packages: serve SQL {time.monotonic() - started_at:.1f} s after their start")
     await machine.run("systemctl", "restart", unit)
     await machine.wait_until_serving(unit)
     await machine.run("systemctl", "stop", unit)
     assert await machine.show_unit(unit, "ActiveState", "Result") == ["inactive", "success"]
     await machine.run("apt-get", "purge", "-qq", "tidevoy", "tidevoy-envoy")
-    for path in ("/etc/tidevoy", "/var/lib/tidevoy", "/usr/lib/tidevoy"):
+    left = machine.path("/etc").rglob("*tidevoy*")
+    assert {file.name for file in left} == {"tidevoy-with-envoy.service.d"}  # of the test
+    for path in ("/var/lib/tidevoy", "/var/log/tidevoy", "/usr/lib/tidevoy"):
         assert not machine.path(path).exists(), path
 
 

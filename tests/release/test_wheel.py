@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.envoy import envoy_binary
 from sandbox.ports import Ports
 from sandbox.tidb_sim.server import TidbSim
 from tests.support.release.install_page import page_blocks, page_lines
@@ -49,13 +48,12 @@ async def test_units_of_the_wheel_serve_sql(release: Path, machine: Machine, nod
     started_at = time.monotonic()
     wheel = single(release, "*.whl")
     machine.add_file(wheel)
-    install, start = (with_wheel(block, wheel) for block in page_blocks(_PAGE, "In production"))
-    await machine.run_page([install])
-    machine.path("/usr/bin/envoy").write_bytes(envoy_binary().read_bytes())
-    machine.path("/usr/bin/envoy").chmod(0o755)
+    install, add_envoy, start = (with_wheel(block, wheel) for block in page_blocks(_PAGE, "In production"))
+    await machine.run_page([install, add_envoy])
     machine.write_settings(machine.settings(node))
-    await machine.run_page([start])
+    assert node.sql_address in await machine.run_page([start])
     await machine.wait_until_serving("tidevoy-with-envoy")
     print(f"\nwheel: units serve SQL after {time.monotonic() - started_at:.0f} s")
-    await machine.run("systemctl", "stop", "tidevoy-with-envoy")
-    assert await machine.show_unit("tidevoy-with-envoy", "ActiveState", "Result") == ["inactive", "success"]
+    await machine.run_page(page_blocks(_PAGE, "Remove"))
+    for path in ("/etc/tidevoy", "/opt/tidevoy", "/usr/bin/tidevoy", "/var/lib/tidevoy"):
+        assert not machine.path(path).exists(), path

@@ -238,6 +238,9 @@ async def test_deadline_keeps_or_cuts_remaining_sessions(one_node_cluster: Local
         assert [line.split()[1] for line in dry_run.stdout.splitlines()] == [
             *("start", "wait", "make", "wait", "keep", "stop", "remove"),
         ]
+        options = ("--old-admin", old, "--new-admin", new.admin, *start, "--dry-run")
+        without_control_plane = await run_tidevoy("http://127.0.0.1:1", "envoys", "replace", *options)
+        assert without_control_plane.exit_code == 1
         assert (new.start_count, await accepts_sessions(old)) == (0, True)
 
         kept = await run_replacement(one_node_cluster, old, new.admin, *start)

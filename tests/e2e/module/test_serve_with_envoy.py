@@ -77,6 +77,7 @@ async def run_single_host(
         *tidevoy_command(),
         *("serve", "--config", str(single / "tidevoy.yaml"), "--with-envoy"),
         *("--envoy", str(envoy_binary()), "--envoy-id", "single", "--envoy-admin", f"127.0.0.1:{admin}"),
+        *("--envoy-zone", "zone-b"),
     ]
     if certificates is not None:
         command += ["--envoy-certificates", str(certificates)]
@@ -104,6 +105,8 @@ async def test_control_plane_and_envoy_are_restarted_independently(
         run_single_host(tmp_path, mariadb, ports) as host,
         AsyncExitStack() as clients,
     ):
+        bootstrap = yaml.safe_load((tmp_path / "single/state/envoy-bootstrap.yaml").read_text())
+        assert (bootstrap["node"]["id"], bootstrap["node"]["locality"]["zone"]) == ("single", "zone-b")
         session = await open_session(clients, host.sql_port)
         await host.kill_and_wait("cli.main")
         assert error_code(await session.query("do 1")) == 0  # the Envoy has not noticed

@@ -36,7 +36,6 @@ class Machine:
             machine = cls(debian, {name: ports.allocate() for name in DEFAULT_PORTS})
             machine.path("/etc/apt/apt.conf.d/answers").write_text('APT::Get::Assume-Yes "true";\n')
             machine._set_admin_port_of_unit()
-            await machine.run("apt-get", "update", "-qq")
             yield machine
 
     def add_file(self, source: Path) -> None:

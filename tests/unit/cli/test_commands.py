@@ -35,7 +35,7 @@ ANSWERS: dict[str, Any] = yaml.safe_load("""
 /v1/nodes/a%3A1: *node
 /v1/envoys: {envoys: [
   {id: e/1, address: 10.0.0.1, version: 1.40.0, filter: module, sessions: 3, connected_since: null,
-   last_seen: *at, problem: it is old, stale_resources: [listener], stale_settings: [x, y],
+   last_seen: *at, streams: 2, problem: it is old, stale_resources: [listener], stale_settings: [x, y],
    last_nack: {type_url: T, at: *at, message: wrong},
    config_rejection: {extension: socket, at: *at, text: bad},
    offload: "off", migration: "off", overrides: {offload: "off", migration: null}, runtime_off: [],
@@ -124,6 +124,7 @@ ENVOY_NOTES = [
     f"e/1 rejected T at {TIME}: wrong",
     f"e/1: its module rejected the configuration of `socket` at {TIME}: bad",
     "e/1: offload is switched off by an operator; migration is switched off by the settings",
+    r"e/1: 2 Envoys may be connected under this id; give each a unique one \(.*\)",
     "e/1: it is old",
     "e/1 uses older settings until that Envoy restarts: x, y; .*",
 ]

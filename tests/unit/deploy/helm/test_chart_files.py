@@ -142,7 +142,7 @@ def test_users_and_paths_are_those_of_the_images() -> None:
         for mount in envoy.container("envoy")["volumeMounts"]
         if mount["name"] == "bootstrap"
     ]
-    assert f"--config-path {directory}/bootstrap.yaml" in entrypoint
+    assert f"bootstrap={directory}/bootstrap.yaml\n" in entrypoint
     assert "TIDEVOY_NODE_ID" in entrypoint
     (module,) = [each for each in envoy.container("bootstrap")["args"] if each.startswith("--module=")]
     assert f" {module.removeprefix('--module=')}" in (ROOT / "envoy/Dockerfile").read_text()
