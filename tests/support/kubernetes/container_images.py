@@ -24,7 +24,18 @@ UPGRADED_VERSION = "upgraded"
 
 PD_IMAGE, TIKV_IMAGE, TIDB_IMAGE = (f"pingcap/{name}:v8.5.5" for name in ("pd", "tikv", "tidb"))
 _SOURCES = (
-    *("api", "bench", "cli", "controlplane", "envoy", "filters", "sandbox", "tests/support/compose"),
+    *(
+        "api",
+        "bench",
+        "cli",
+        "controlplane",
+        "deploy/sysbench",
+        "deploy/systemd",
+        "envoy",
+        "filters",
+        "sandbox",
+    ),
+    "tests/support/compose",
     *(".dockerignore", "docker-compose.yml", "hatch_build.py", "pyproject.toml", "requirements.lock"),
 )
 # The first process of a Pod. It reaps the processes of Pods whose containers share them.
