@@ -43,12 +43,12 @@ def import_tiproxy(
 
     The list is written to standard error. The exit code is 1 if a key is unknown.
     """
-    from cli.importers import tiproxy
+    from cli.importers.tiproxy import conversion
     from controlplane.config.text_file import read_text
 
     _check_output(output, force=force)
     _show(
-        tiproxy.import_tiproxy(read_text(file, "configuration file"), str(file), cluster),
+        conversion.import_tiproxy(read_text(file, "configuration file"), str(file), cluster),
         output,
         force=force,
         as_json=as_json,
@@ -75,11 +75,11 @@ def import_haproxy(
     Variables in the file are read from the environment. The list is written to standard error. The exit code
     is 1 if a keyword is unknown.
     """
-    from cli.importers import haproxy
+    from cli.importers.haproxy import conversion
     from controlplane.config.text_file import read_text
 
     _check_output(output, force=force)
-    result = haproxy.import_haproxy(read_text(file, "configuration file"), str(file), os.environ, proxy)
+    result = conversion.import_haproxy(read_text(file, "configuration file"), str(file), os.environ, proxy)
     _show(result, output, force=force, as_json=as_json)
 
 

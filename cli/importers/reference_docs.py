@@ -8,9 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from cli.importers import haproxy_keys, haproxy_options, tiproxy_defaults, tiproxy_keys, tiproxy_metrics
+from cli.importers.haproxy import keys as haproxy_keys
+from cli.importers.haproxy import options as haproxy_options
 from cli.importers.key_rules import KeyRule
 from cli.importers.report import DefaultDifference, Outcome
+from cli.importers.tiproxy import defaults as tiproxy_defaults
+from cli.importers.tiproxy import keys as tiproxy_keys
+from cli.importers.tiproxy import metrics as tiproxy_metrics
 
 TIPROXY_PAGE = Path("docs/migrate/from-tiproxy.md")
 HAPROXY_PAGE = Path("docs/migrate/from-haproxy.md")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.importers.tiproxy_metrics import ALERTS, METRICS
+from cli.importers.tiproxy.metrics import ALERTS, METRICS
 from tests.support.promql import check_query, exported_series, run_promtool, selectors
 
 ROOT = Path(__file__).resolve().parents[3]

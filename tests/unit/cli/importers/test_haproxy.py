@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cli.importers.haproxy import import_haproxy
-from cli.importers.haproxy_keys import GLOBAL_RULES, PROXY_RULES
+from cli.importers.haproxy.conversion import import_haproxy
+from cli.importers.haproxy.keys import GLOBAL_RULES, PROXY_RULES
 from cli.importers.report import ImportResult, Outcome
 from controlplane.errors import ConfigError
 from tests.support.imports import load_settings, row_of, rows_of

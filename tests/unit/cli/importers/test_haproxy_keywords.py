@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.importers.haproxy import import_haproxy
-from cli.importers.haproxy_keys import GLOBAL_RULES, PROXY_RULES, find_rule
-from cli.importers.haproxy_options import BIND_RULES, SERVER_RULES
-from cli.importers.haproxy_parser import SECTION_KINDS
+from cli.importers.haproxy.conversion import import_haproxy
+from cli.importers.haproxy.keys import GLOBAL_RULES, PROXY_RULES, find_rule
+from cli.importers.haproxy.options import BIND_RULES, SERVER_RULES
+from cli.importers.haproxy.parser import SECTION_KINDS
 from controlplane.errors import ConfigError
 from tests.support.haproxy_keywords import BIND_OPTIONS, GLOBAL_KEYWORDS, PROXY_KEYWORDS, SERVER_OPTIONS
 from tests.support.imports import load_settings

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.importers.haproxy_conditions import evaluate
-from cli.importers.haproxy_lexer import LexerError, split_words
-from cli.importers.haproxy_parser import HaproxyFile, Section, parse_haproxy, resolve
-from cli.importers.haproxy_values import TcpAddress, ValueProblem, parse_address, parse_integer, parse_time
+from cli.importers.haproxy.conditions import evaluate
+from cli.importers.haproxy.lexer import LexerError, split_words
+from cli.importers.haproxy.parser import HaproxyFile, Section, parse_haproxy, resolve
+from cli.importers.haproxy.values import TcpAddress, ValueProblem, parse_address, parse_integer, parse_time
 from controlplane.errors import ConfigError
 
 ENVIRONMENT = {"A": "b c", "EMPTY": "", "PORT": "6000"}

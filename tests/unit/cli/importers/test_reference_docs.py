@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.importers import haproxy_keys, haproxy_options, reference_docs, tiproxy_defaults, tiproxy_keys
+from cli.importers import reference_docs
+from cli.importers.haproxy import keys as haproxy_keys
+from cli.importers.haproxy import options as haproxy_options
 from cli.importers.key_rules import KeyRule
 from cli.importers.report import Outcome
+from cli.importers.tiproxy import defaults as tiproxy_defaults
+from cli.importers.tiproxy import keys as tiproxy_keys
 from controlplane.config import schema
 from controlplane.config.settings import Settings
 

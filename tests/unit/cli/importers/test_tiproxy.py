@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cli.importers.key_rules import ValueKind
 from cli.importers.report import Outcome
-from cli.importers.tiproxy import import_tiproxy
-from cli.importers.tiproxy_keys import RULES
+from cli.importers.tiproxy.conversion import import_tiproxy
+from cli.importers.tiproxy.keys import RULES
 from controlplane.errors import ConfigError
 from tests.support.imports import load_settings, row_of, rows_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.importers.toml_lines import TomlPath, key_lines
+from cli.importers.tiproxy.toml_lines import TomlPath, key_lines
 
 
 @pytest.mark.parametrize(

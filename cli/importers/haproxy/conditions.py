@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from cli.importers.haproxy_lexer import LexerError
+from cli.importers.haproxy.lexer import LexerError
 
 _REMEDY = "write a condition as in section 2.4 of HAProxy's configuration manual"
 _TOKEN = re.compile(r"\s*(&&|\|\||[!()]|-?\d+|[A-Za-z_][A-Za-z0-9_]*(?=\()|$)")

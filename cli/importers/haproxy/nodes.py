@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Any
 
 from cli.importers.draft import SourceKey
-from cli.importers.haproxy_bind import bound_addresses
-from cli.importers.haproxy_context import HaproxyContext
-from cli.importers.haproxy_servers import HaproxyServer, Servers
-from cli.importers.haproxy_values import parse_address, parse_integer
+from cli.importers.haproxy.bind import bound_addresses
+from cli.importers.haproxy.context import HaproxyContext
+from cli.importers.haproxy.servers import HaproxyServer, Servers
+from cli.importers.haproxy.values import parse_address, parse_integer
 from controlplane import address as addresses
 
 _DEFAULT_WEIGHT = 100  # of Tidevoy's nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cli.importers.draft import SettingsDraft
-from cli.importers.tiproxy_file import TiProxyKey, TiProxyKeys
+from cli.importers.tiproxy.file import TiProxyKey, TiProxyKeys
 
 _DEFAULT_ADDRESS = "0.0.0.0:6000"
 _PORT_LABEL = "tiproxy-port"

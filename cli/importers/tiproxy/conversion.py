@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cli.importers.draft import SettingsDraft
 from cli.importers.report import ImportResult
-from cli.importers.tiproxy_defaults import DIFFERENCES
-from cli.importers.tiproxy_file import TiProxyKey, TiProxyKeys, parse_tiproxy
-from cli.importers.tiproxy_groups import GroupConversion, listen_address
-from cli.importers.tiproxy_tls import convert_tls, has_cluster_tls
+from cli.importers.tiproxy.defaults import DIFFERENCES
+from cli.importers.tiproxy.file import TiProxyKey, TiProxyKeys, parse_tiproxy
+from cli.importers.tiproxy.groups import GroupConversion, listen_address
+from cli.importers.tiproxy.tls import convert_tls, has_cluster_tls
 from controlplane import address as addresses
 from controlplane.errors import ConfigError
 

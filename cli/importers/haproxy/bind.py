@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from cli.importers.draft import SourceKey
 from cli.importers.envoy_files import ENVOY_DIRECTORY
-from cli.importers.haproxy_context import HaproxyContext
-from cli.importers.haproxy_keys import UNKNOWN_NOTE
-from cli.importers.haproxy_options import BIND_RULES, SERVER_RULES, Option, split_bind_options
-from cli.importers.haproxy_parser import Statement
-from cli.importers.haproxy_values import TcpAddress, parse_address
+from cli.importers.haproxy.context import HaproxyContext
+from cli.importers.haproxy.keys import UNKNOWN_NOTE
+from cli.importers.haproxy.options import BIND_RULES, SERVER_RULES, Option, split_bind_options
+from cli.importers.haproxy.parser import Statement
+from cli.importers.haproxy.values import TcpAddress, parse_address
 
 _ANY_NETWORK = ["0.0.0.0/0", "::/0"]
 _TODO_PROXIES = "list only the networks of your proxies: others could claim any client address in a header"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cli.importers.draft import SourceKey
-from cli.importers.haproxy_backend import convert_backend
-from cli.importers.haproxy_bind import convert_bind
-from cli.importers.haproxy_checks import CheckConversion
-from cli.importers.haproxy_context import HaproxyContext
-from cli.importers.haproxy_keys import (
+from cli.importers.haproxy.backend import convert_backend
+from cli.importers.haproxy.bind import convert_bind
+from cli.importers.haproxy.checks import CheckConversion
+from cli.importers.haproxy.context import HaproxyContext
+from cli.importers.haproxy.keys import (
     DIFFERENCES,
     GLOBAL_RULES,
     OTHER_SECTION_NOTE,
@@ -19,12 +19,12 @@ from cli.importers.haproxy_keys import (
     UNKNOWN_NOTE,
     find_rule,
 )
-from cli.importers.haproxy_nodes import convert_nodes
-from cli.importers.haproxy_options import split_bind_options
-from cli.importers.haproxy_parser import HaproxyFile, Section, Statement, parse_haproxy
-from cli.importers.haproxy_selection import select_proxy
-from cli.importers.haproxy_servers import Servers
-from cli.importers.haproxy_values import parse_integer, parse_time
+from cli.importers.haproxy.nodes import convert_nodes
+from cli.importers.haproxy.options import split_bind_options
+from cli.importers.haproxy.parser import HaproxyFile, Section, Statement, parse_haproxy
+from cli.importers.haproxy.selection import select_proxy
+from cli.importers.haproxy.servers import Servers
+from cli.importers.haproxy.values import parse_integer, parse_time
 from cli.importers.report import ImportResult, Outcome
 
 _BALANCED_BY_COUNT = frozenset(("leastconn", "roundrobin", "static-rr", "random"))

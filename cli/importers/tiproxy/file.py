@@ -10,8 +10,8 @@ from typing import Any
 
 from cli.importers.draft import SourceKey
 from cli.importers.key_rules import KeyRule, ValueKind
-from cli.importers.tiproxy_keys import RULES
-from cli.importers.toml_lines import TomlPath, key_lines
+from cli.importers.tiproxy.keys import RULES
+from cli.importers.tiproxy.toml_lines import TomlPath, key_lines
 from controlplane.config.schema import format_value
 from controlplane.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cli.importers.haproxy_parser import HaproxyFile, Proxy, Section, Statement, resolve
+from cli.importers.haproxy.parser import HaproxyFile, Proxy, Section, Statement, resolve
 from controlplane.errors import ConfigError
 
 _NAMES = ("tidb", "mysql", "mariadb", "sql")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cli.importers.draft import SettingsDraft
 from cli.importers.envoy_files import envoy_file
-from cli.importers.tiproxy_file import TiProxyKey, TiProxyKeys
+from cli.importers.tiproxy.file import TiProxyKey, TiProxyKeys
 
 _VERSIONS = {"1.0": "TLSv1.2", "1.1": "TLSv1.2", "1.2": "TLSv1.2", "1.3": "TLSv1.3"}
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cli.importers.draft import SourceKey
-from cli.importers.haproxy_bind import add_option_row
-from cli.importers.haproxy_context import HaproxyContext
-from cli.importers.haproxy_options import SERVER_RULES, Option, split_server_options
-from cli.importers.haproxy_parser import Statement
+from cli.importers.haproxy.bind import add_option_row
+from cli.importers.haproxy.context import HaproxyContext
+from cli.importers.haproxy.options import SERVER_RULES, Option, split_server_options
+from cli.importers.haproxy.parser import Statement
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from cli.importers.draft import SettingsDraft, SourceKey
 from cli.importers.envoy_files import envoy_file
-from cli.importers.haproxy_keys import GLOBAL_RULES, PROXY_RULES
-from cli.importers.haproxy_parser import HaproxyFile, Proxy, Statement
-from cli.importers.haproxy_selection import SelectedProxy
-from cli.importers.haproxy_values import ValueProblem
+from cli.importers.haproxy.keys import GLOBAL_RULES, PROXY_RULES
+from cli.importers.haproxy.parser import HaproxyFile, Proxy, Statement
+from cli.importers.haproxy.selection import SelectedProxy
+from cli.importers.haproxy.values import ValueProblem
 from controlplane.errors import ConfigError
 
 T = TypeVar("T")

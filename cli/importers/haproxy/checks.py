@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cli.importers.draft import SourceKey
-from cli.importers.haproxy_context import HaproxyContext
-from cli.importers.haproxy_parser import Statement
-from cli.importers.haproxy_servers import Servers
-from cli.importers.haproxy_values import parse_integer, parse_time
+from cli.importers.haproxy.context import HaproxyContext
+from cli.importers.haproxy.parser import Statement
+from cli.importers.haproxy.servers import Servers
+from cli.importers.haproxy.values import parse_integer, parse_time
 
 _CHECK_OPTIONS = frozenset(
     (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cli.importers.haproxy_conditions import evaluate
-from cli.importers.haproxy_lexer import LexerError, split_words
+from cli.importers.haproxy.conditions import evaluate
+from cli.importers.haproxy.lexer import LexerError, split_words
 from controlplane.errors import ConfigError
 
 PROXY_KINDS = ("listen", "frontend", "backend")

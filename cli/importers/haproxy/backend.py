@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cli.importers.haproxy_bind import minimum_version, tls_version
-from cli.importers.haproxy_context import HaproxyContext
-from cli.importers.haproxy_servers import Servers
-from cli.importers.haproxy_values import parse_time
+from cli.importers.haproxy.bind import minimum_version, tls_version
+from cli.importers.haproxy.context import HaproxyContext
+from cli.importers.haproxy.servers import Servers
+from cli.importers.haproxy.values import parse_time
 
 _PROXY_VERSIONS = {
     "send-proxy": "v1",

@@ -1,0 +1,1 @@
+"""Turns a configuration of HAProxy into settings. `conversion` is the entry point."""

@@ -1,0 +1,1 @@
+"""Turns a configuration of TiProxy into settings. `conversion` is the entry point."""
