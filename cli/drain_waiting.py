@@ -30,7 +30,7 @@ def wait_until_drained(client: ControlPlaneClient, node: dict[str, Any], *, as_j
                 if (result := drain_result(node, client.server_time)) is not None:
                     break
                 most_sessions = max(most_sessions, sessions or 0)
-                text = f"{address} {node['state']}, {_format_counts(summary)}"
+                text = f"{address} {node['state']}, {_format_counts(summary)}{_missing_suffix(node)}"
                 display.show_state(
                     text + _format_time_left(summary),
                     change=text,
@@ -66,6 +66,8 @@ def drain_result(node: dict[str, Any], now: datetime) -> str | None:
     advice = "wait again with a longer --deadline, or stop the server"
     if node["sessions"] is None:
         return f"the deadline has passed and no Envoy has reported whether {address} has sessions; {advice}"
+    if node["sessions"] == 0:
+        return f"the deadline has passed, but {address} may still have sessions: {node['reason']}; {advice}"
     problem = (
         f"the deadline has passed and {address} still has sessions"
         f" ({node['sessions']}{_not_movable_suffix(node)})"
@@ -76,6 +78,12 @@ def drain_result(node: dict[str, Any], now: datetime) -> str | None:
             " or has no module"
         )
     return f"{problem}; they stay open, and no new ones start: {advice}, or drain with --on-deadline close"
+
+
+def _missing_suffix(node: Mapping[str, Any]) -> str:
+    """Return the part of the reason that names Envoys for which the drain waits."""
+    _, found, missing = node["reason"].partition("; it waits for Envoys")
+    return f"; waits for Envoys{missing}: `tidevoy envoys forget ID` if one has ended" if found else ""
 
 
 def _is_drained(node: dict[str, Any]) -> bool:

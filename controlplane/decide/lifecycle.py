@@ -34,6 +34,7 @@ class NodeObservation(NamedTuple):
     has_sessions: bool  # an Envoy reports a session on the node
     version: str = ""  # TiDB release; empty if unknown
     is_overdue: bool = False  # the deadline of the drain has passed
+    missing_envoys: tuple[str, ...] = ()  # disconnected Envoys that may have sessions on the node
 
 
 def advance(
@@ -51,12 +52,13 @@ def advance(
         owner = observation.drain.owner
         reason = f"drained by the rollout {owner}" if owner else "drained by an operator"
         state = node.drain_state()
-        return node.enter(state, reason + (node.overdue_note() if state is State.DRAINING else ""))
+        return node.enter(state, reason + (node.drain_note() if state is State.DRAINING else ""))
     if observation.endpoint is None:
         return node.enter(State.JOINING, observation.resolve_error)
     return node.advance_by_health()
 
 
+_SHOWN_ENVOYS = 3
 _EDS_HEALTH = {
     State.JOINING: None,
     State.ACTIVE: EdsHealth.HEALTHY,
@@ -182,13 +184,25 @@ class _NodeStep(NamedTuple):
         is_drained = observation.is_confirmed_empty or (was_drained and not observation.has_sessions)
         return State.DRAINED if is_drained else State.DRAINING
 
+    def drain_note(self) -> str:
+        """Return the suffix of the reason of a drain: why it takes so long."""
+        return self._missing_note() + self.overdue_note()
+
     def overdue_note(self) -> str:
         """Return the suffix of the reason if the drain deadline has passed while sessions may remain."""
         if not self.observation.is_overdue:
             return ""
         if self.terminates_sessions():
             return "; the deadline has passed, and the remaining sessions are terminated"
-        return "; the deadline has passed, and it still has sessions"
+        has_sessions = self.observation.has_sessions or not self.observation.missing_envoys
+        return "; the deadline has passed" + (", and it still has sessions" if has_sessions else "")
+
+    def _missing_note(self) -> str:
+        envoys = self.observation.missing_envoys
+        if not envoys or self.observation.has_sessions:
+            return ""
+        names = ", ".join(envoys[:_SHOWN_ENVOYS]) + (" ..." if len(envoys) > _SHOWN_ENVOYS else "")
+        return f"; it waits for Envoys that are disconnected and may have sessions on it: {names}"
 
     def terminates_sessions(self) -> bool:
         """Return whether the drain deadline has passed and the drain then terminates the sessions."""

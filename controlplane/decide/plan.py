@@ -168,6 +168,7 @@ def _observe_node(
         ),
         version=_node_version(node, health),
         is_overdue=drain is not None and now >= drain.since + drain.deadline_seconds,
+        missing_envoys=session_counts.missing_envoys(inputs) if drain is not None else (),
     )
 
 

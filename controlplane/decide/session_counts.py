@@ -19,6 +19,8 @@ from controlplane.model.traffic import SessionCounts
 
 # The module's counts appear in Envoy's stats up to this many seconds late.
 COUNT_DELAY_SECONDS = 1.0
+# An Envoy that connects again sooner is not reported as missing.
+_MISSING_AFTER_SECONDS = 5.0
 
 
 def sessions_reported_by_envoys(address: str, endpoint: str | None, facts: Facts) -> int:
@@ -131,6 +133,20 @@ def is_confirmed_empty(address: str, endpoint: str | None, since: float, inputs:
         envoy not in facts.unsynced_envoys and _confirms_empty(envoy, address, since, inputs)
         for envoy, last_seen in facts.envoys_last_seen.items()
         if now - last_seen <= policy.envoy_retention
+    )
+
+
+def missing_envoys(inputs: Inputs) -> tuple[str, ...]:
+    """Return the Envoys that are disconnected, and for which drains wait, because they may have sessions."""
+    facts, policy, now = inputs.facts, inputs.policy, inputs.now
+    return tuple(
+        sorted(
+            envoy
+            for envoy in facts.unsynced_envoys
+            if _MISSING_AFTER_SECONDS
+            <= now - facts.envoys_last_seen.get(envoy, now)
+            <= policy.envoy_retention
+        )
     )
 
 

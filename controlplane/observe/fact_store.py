@@ -234,13 +234,18 @@ class FactStore:
         `closed_nodes_by_remote_envoy`: by Envoy id, closed nodes that another replica has sent to the Envoy.
         `ended_envoys`: when operators reported that an Envoy has ended, by Envoy id.
 
-        Forgets Envoys that were last seen over `retention` seconds ago or before they were reported as ended.
+        Forgets Envoys that were last seen over `retention` seconds ago or before they were reported as ended,
+        and disconnected Envoys that had drained themselves.
         """
         synced_envoys = set()
         self._closed_acks.retain(closed_nodes)
         self._module_envoys, self._envoys_without_module, self._envoy_zones = set(), set(), {}
         for status in statuses:
             connected = status.connected_since is not None
+            if not connected and self._has_drained_itself(status.id):
+                if status.id in self._envoys_last_seen:
+                    self._forget_envoy(status.id)
+                continue
             self.mark_envoy_seen(status.id, now if connected else status.last_seen)
             if status.zone:
                 self._envoy_zones[status.id] = status.zone
@@ -261,6 +266,20 @@ class FactStore:
                 self._forget_envoy(envoy)
                 self._forget_module_report(envoy)
         self._unsynced_envoys = self._envoys_last_seen.keys() - synced_envoys
+
+    def _has_drained_itself(self, envoy: str) -> bool:
+        """Return whether an Envoy refused new clients and had no session when it last reported.
+
+        It cannot have got a session since then, so no drain has to wait for it. Its supervisor stops it then.
+        """
+        report, counts = self._module_reports.get(envoy), self._session_counts.get(envoy)
+        return (
+            report is not None
+            and report.is_ending
+            and counts is not None
+            and self.known_addresses <= counts.complete_nodes
+            and not any(counts.sessions.values())
+        )
 
     def set_unreachable_replicas(self, replicas: Set[str]) -> None:
         """Store which replicas are registered but do not report their Envoys to this replica."""

@@ -12,8 +12,9 @@ const BEGIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the module may take to close the last sessions.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long Envoy still runs after its last client has left: the kernel may still be sending the last bytes of closed
-/// connections, and they are lost if the container's network is removed before.
-const LINGER: Duration = Duration::from_secs(1);
+/// connections, and they are lost if the container's network is removed before. And Envoy reports once a second, by
+/// default, so that the control plane learns that it has no session: then no drain of a node waits for it.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// The gauges of the module. None: Envoy has no such gauge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -182,7 +183,8 @@ mod tests {
         let unknown = Gauges { drain_phase: Some(2), clients: None };
         assert_eq!(next(&mut drain, 32, unknown), Action::ReadGauges);
         assert_eq!(next(&mut drain, 33, gauges(2, 0)), Action::ReadGauges, "their last bytes are on the way");
-        assert_eq!(next(&mut drain, 34, gauges(2, 0)), Action::Stop(StopReason::Drained));
+        assert_eq!(next(&mut drain, 34, gauges(2, 0)), Action::ReadGauges, "Envoy has not reported yet");
+        assert_eq!(next(&mut drain, 35, gauges(2, 0)), Action::Stop(StopReason::Drained));
     }
 
     #[test]

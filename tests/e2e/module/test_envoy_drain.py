@@ -120,6 +120,24 @@ async def test_sessions_end_when_they_are_idle(tmp_path: Path, mariadb: MariaDb)
         assert "stopping Envoy: no client is left" in stack.envoy.process.output()
 
 
+async def test_drain_of_a_node_does_not_wait_for_an_envoy_that_has_drained(
+    tmp_path: Path, mariadb: MariaDb
+) -> None:
+    """An Envoy that is only cut off from the control plane may have sessions, so drains wait for that one."""
+    async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
+        client = await open_session(clients, stack.sql_port)
+        stack.envoy.process.send_signal(signal.SIGTERM)
+        assert await client.read_to_end() == b""
+        assert await wait_for_exit(stack) == 0
+        (address, *_) = await stack.nodes()
+        (await stack.api.post(f"/v1/nodes/{address}/drain")).raise_for_status()
+
+        async def is_drained() -> bool:
+            return bool((await stack.nodes())[address]["state"] == "drained")
+
+        await wait_until(is_drained)
+
+
 async def test_client_that_reads_slowly_gets_its_whole_response(tmp_path: Path, mariadb: MariaDb) -> None:
     rows, size = 4, 8 << 20  # more than the buffers of the kernel and of Envoy
     row = f"select repeat('x', {size}) as y"

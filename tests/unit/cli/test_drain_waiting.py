@@ -47,6 +47,13 @@ def node(
     }
 
 
+def test_deadline_message_names_missing_envoys() -> None:
+    reason = "drained by an operator; it waits for Envoys that are disconnected: e-1; the deadline has passed"
+    message = drain_result({**node("draining", 0, deadline_in=-1.0), "reason": reason}, NOW)
+    assert message is not None
+    assert message.startswith(f"the deadline has passed, but a:1 may still have sessions: {reason}; ")
+
+
 @pytest.mark.parametrize(
     "state",
     [

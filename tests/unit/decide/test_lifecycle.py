@@ -258,6 +258,25 @@ CASES = [
         reason="it still has sessions",
     ),
     Case(
+        "deadline, Envoys are missing",
+        previous_plan(State.DRAINING),
+        State.DRAINING,
+        EdsHealth.DRAINING,
+        GOOD,
+        OVERDUE | {"missing_envoys": tuple("abcd")},
+        reason="drained by an operator; it waits for Envoys that are disconnected and may have sessions on"
+        " it: a, b, c ...; the deadline has passed",
+    ),
+    Case(
+        "sessions are left, and Envoys are missing",
+        previous_plan(State.DRAINING),
+        State.DRAINING,
+        EdsHealth.DRAINING,
+        GOOD,
+        OVERDUE | {"missing_envoys": ("a",), "has_sessions": True},
+        reason="drained by an operator; the deadline has passed, and it still has sessions",
+    ),
+    Case(
         "deadline, close",
         previous_plan(State.DRAINING),
         State.DRAINING,

@@ -49,6 +49,14 @@ def is_empty(observed: Facts, now: float, policy: Policy = POLICY) -> bool:
     return is_confirmed_empty(NODE, ENDPOINT, CLOSED_AT, Inputs(Plan(), observed, policy, now))
 
 
+def test_envoys_that_are_disconnected_for_a_while_are_missing() -> None:
+    last_seen = {"long": 300.0, "gone": 995.0, "connected": 1000.0, "just now": 996.0}
+    observed = replace(facts(last_seen=last_seen), unsynced_envoys=frozenset(last_seen))
+    assert session_counts.missing_envoys(Inputs(Plan(), observed, POLICY, CLOSED_AT)) == ("gone",)
+    synced = replace(observed, unsynced_envoys=frozenset())
+    assert session_counts.missing_envoys(Inputs(Plan(), synced, POLICY, CLOSED_AT)) == ()
+
+
 def test_empty_without_any_envoy() -> None:
     assert is_empty(facts(), CLOSED_AT)
 

@@ -304,6 +304,38 @@ def test_module_report_is_forgotten_after_long_silence() -> None:
     assert store.rejections(report(60.0, {"bad key": 1}))
 
 
+@pytest.mark.parametrize(
+    ("is_ending", "sessions", "is_connected", "is_known"),
+    [
+        (True, 0, False, False),
+        (True, 1, False, True),  # its sessions may go on
+        (False, 0, False, True),  # it may have got sessions since then
+        (True, 0, True, True),
+    ],
+)
+def test_envoy_that_has_drained_itself_is_forgotten(
+    is_ending: bool, sessions: int, is_connected: bool, is_known: bool
+) -> None:
+    store = RecordingStore()
+    store.retain_nodes({NODE_A: None, NODE_B: None})
+    status = with_module("one")
+    store.put_fleet([status], 3.0, 600.0)
+    store.put_module_report(replace(complete_report(9.0, a=sessions, b=0), is_ending=is_ending))
+    for at in (10.0, 11.0):  # the status of a disconnected Envoy is repeated
+        store.put_fleet([replace(status, connected_since=1.0 if is_connected else None)], at, 600.0)
+        facts = store.view()
+        assert ("one" in facts.envoys_last_seen) == is_known
+        assert ("one" in facts.unsynced_envoys) == (is_known and not is_connected)
+
+
+def test_envoy_with_incomplete_counts_is_not_forgotten() -> None:
+    store = RecordingStore()
+    store.retain_nodes({NODE_A: None, "new:4000": None})
+    store.put_module_report(replace(complete_report(9.0, a=0), is_ending=True))
+    store.put_fleet([replace(with_module("one"), connected_since=None)], 10.0, 600.0)
+    assert "one" in store.view().envoys_last_seen
+
+
 def test_partial_module_report_adds_no_envoy_and_no_sessions() -> None:
     store = RecordingStore()
     partial = report(1.0, nodes={A: Traffic(sessions={"idle": 9})})

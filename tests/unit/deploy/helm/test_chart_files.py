@@ -84,7 +84,7 @@ def test_readme_names_only_existing_values() -> None:
 
 def test_readme_issues_certificates_for_the_names_that_are_used(tmp_path: Path) -> None:
     (host,) = re.findall(r"^host=(\S+)$", README, re.M)
-    (command,) = re.findall(r"^tidevoy (certificates init (?:.*\\\n)*.*)$", README, re.M)
+    command, for_api = re.findall(r"^tidevoy (certificates init (?:.*\\\n)*.*)$", README, re.M)
     arguments = command.replace("\\\n", " ").replace("./ca", str(tmp_path)).replace("$host", host).split()
     assert run_command(arguments) == 0
     certificate = x509.load_pem_x509_certificate((tmp_path / "control-plane.pem").read_bytes())
@@ -92,6 +92,12 @@ def test_readme_issues_certificates_for_the_names_that_are_used(tmp_path: Path) 
     used = rendered("minimal").get("Certificate", "tidevoy-control-plane")["spec"]["dnsNames"]
     assert set(issued.get_values_for_type(x509.DNSName)) == {name.replace(".db.", ".tidb.") for name in used}
     assert (tmp_path / "envoy-tidevoy-envoy.pem").exists()
+    (api,) = [
+        name
+        for name in rendered("exposed API").get("Certificate", "tidevoy-api")["spec"]["dnsNames"]
+        if ".svc." in name
+    ]
+    assert api.replace(".db.", ".tidb.") in for_api.split()
 
 
 @pytest.mark.parametrize("page", [CHART / "README.md", ROOT / "docs/operate/kubernetes.md"], ids=str)
