@@ -81,9 +81,10 @@ def drain_result(node: dict[str, Any], now: datetime) -> str | None:
 
 
 def _missing_suffix(node: Mapping[str, Any]) -> str:
-    """Return the part of the reason that names Envoys for which the drain waits."""
-    _, found, missing = node["reason"].partition("; it waits for Envoys")
-    return f"; waits for Envoys{missing}: `tidevoy envoys forget ID` if one has ended" if found else ""
+    """Return the reason if the drain waits for Envoys that are disconnected."""
+    if "waits for Envoys" not in node["reason"]:
+        return ""
+    return f": {node['reason']} (`tidevoy envoys forget ID`, if one has ended)"
 
 
 def _is_drained(node: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ set -eu
 bootstrap=/etc/tidevoy/bootstrap.yaml
 if [ -n "${TIDEVOY_NODE_ID:-}" ]; then
     set -- --service-node "$TIDEVOY_NODE_ID" "$@"
-elif ! grep -q '^  id: ' "$bootstrap"; then
+elif ! sed -n '/^node:/,/^[^ #]/p' "$bootstrap" | grep -Eq '^ +"?id"?:'; then
     set -- --service-node "$(hostname)" "$@"
 fi
 

@@ -161,6 +161,7 @@ class ModuleReport:
     rejections: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
     ejections: Mapping[str, Ejection] = field(default_factory=lambda: EMPTY_MAP)  # by node
     is_ending: bool = False  # the Envoy drains: it refuses new clients
+    has_ended: bool = False  # its ports are closed for good, and its last client has left
     runtime_off: frozenset[str] = frozenset()  # the SWITCHES that Envoy's own runtime has switched off
     limits: Mapping[str, LimitUsage] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
     dropped_series: int = 0

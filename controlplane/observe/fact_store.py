@@ -30,6 +30,8 @@ from controlplane.observe.migration_counters import MigrationCounters
 # No rate is computed from reports with a shorter interval: they were queued in this process.
 _MIN_RATE_INTERVAL_SECONDS = 0.05
 _MAX_REJECTIONS_PER_ENVOY = 64  # limit of remembered rejected configurations
+# An Envoy disconnects within this time after it has reported that it has ended: its supervisor stops it.
+_END_SECONDS = 10.0
 
 
 class FactStore:
@@ -59,6 +61,7 @@ class FactStore:
         self._envoys_without_module: set[str] = set()
         self._migrations = MigrationCounters()
         self._envoys_last_seen: dict[str, float] = {}
+        self._ended_at: dict[str, float] = {}  # when an Envoy reported last that it has ended
         self._envoy_zones: dict[str, str] = {}
         self._unsynced_envoys: set[str] = set()
         self._unreachable_replicas: Set[str] = frozenset()
@@ -164,7 +167,8 @@ class FactStore:
         another replica emits the events for rejected configurations.
         """
         before = self._module_reports.get(report.envoy)
-        if before is None or report.at >= before.at:
+        is_newest = before is None or report.at >= before.at
+        if is_newest:
             self._migrations.add_report(report)
             rejections = self._new_rejections(report)
             self._module_reports[report.envoy] = report
@@ -173,6 +177,10 @@ class FactStore:
             if not is_already_reported:
                 self._emit(module_config_rejected(report.envoy, rejection) for rejection in rejections)
         self._put_session_counts(report)
+        if is_newest and report.has_ended and not self._has_uncounted_sessions(report.envoy):
+            self._ended_at[report.envoy] = report.at
+        elif is_newest:
+            self._ended_at.pop(report.envoy, None)
 
     def _new_rejections(self, report: ModuleReport) -> list[ConfigRejection]:
         """Return the configurations that the module has rejected since its previous report.
@@ -235,14 +243,14 @@ class FactStore:
         `ended_envoys`: when operators reported that an Envoy has ended, by Envoy id.
 
         Forgets Envoys that were last seen over `retention` seconds ago or before they were reported as ended,
-        and disconnected Envoys that had drained themselves.
+        and disconnected Envoys that have reported themselves that they end.
         """
         synced_envoys = set()
         self._closed_acks.retain(closed_nodes)
         self._module_envoys, self._envoys_without_module, self._envoy_zones = set(), set(), {}
         for status in statuses:
             connected = status.connected_since is not None
-            if not connected and self._has_drained_itself(status.id):
+            if self._has_ended(status):
                 if status.id in self._envoys_last_seen:
                     self._forget_envoy(status.id)
                 continue
@@ -267,19 +275,25 @@ class FactStore:
                 self._forget_module_report(envoy)
         self._unsynced_envoys = self._envoys_last_seen.keys() - synced_envoys
 
-    def _has_drained_itself(self, envoy: str) -> bool:
-        """Return whether an Envoy refused new clients and had no session when it last reported.
+    def _has_uncounted_sessions(self, envoy: str) -> bool:
+        """Return whether an Envoy has sessions that its module does not count, as its listener lacks it."""
+        counts, load = self._session_counts.get(envoy), self._loads.get(envoy)
+        is_counted = counts is not None and counts.has_counted_sessions
+        return not is_counted and load is not None and any(load.sessions.values())
 
-        It cannot have got a session since then, so no drain has to wait for it. Its supervisor stops it then.
+    def _has_ended(self, status: EnvoyStatus) -> bool:
+        """Return whether a process of this id had no session left when it disconnected, and can get none.
+
+        Another process of the same id may have sessions: it connects again, or much later.
         """
-        report, counts = self._module_reports.get(envoy), self._session_counts.get(envoy)
-        return (
-            report is not None
-            and report.is_ending
-            and counts is not None
-            and self.known_addresses <= counts.complete_nodes
-            and not any(counts.sessions.values())
-        )
+        ended_at = self._ended_at.get(status.id)
+        if ended_at is None:
+            return False
+        if status.connected_since is not None:
+            if status.connected_since > ended_at:
+                del self._ended_at[status.id]
+            return False
+        return status.last_seen - ended_at <= _END_SECONDS
 
     def set_unreachable_replicas(self, replicas: Set[str]) -> None:
         """Store which replicas are registered but do not report their Envoys to this replica."""
@@ -328,6 +342,7 @@ class FactStore:
         self._rejection_counts.pop(envoy, None)
         self._config_rejections.pop(envoy, None)
         self._migrations.forget_envoy(envoy)
+        self._ended_at.pop(envoy, None)
         if envoy in self._session_counts:
             self._forget_session_counts(envoy)
 

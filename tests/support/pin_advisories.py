@@ -17,35 +17,45 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.utils import canonicalize_name
 
 from tests.support.advisories import ADVISORIES, CRATES, PYPI, read_lock
 from tests.support.dependency_audit import CARGO_LOCKS, LOCKS
 
 
-def pin(name: str, checkout: Path, locks: Sequence[Path], ecosystem: str) -> dict[str, Any]:
+def pin(database: str, checkout: Path, locks: Sequence[Path], ecosystem: str) -> dict[str, Any]:
     """Return the part of `advisories.json` for one ecosystem."""
     packages = {package.name for lock in locks for package in read_lock(lock)}
-    advisories = {}
+    advisories: dict[str, dict[str, Any]] = {}
     for record in _records(checkout):
-        if "withdrawn" not in record:
-            for affected in record.get("affected", ()):
-                package = affected["package"]
-                if package["ecosystem"] == ecosystem and package["name"] in packages:
-                    advisories[record["id"]] = {
-                        "package": package["name"],
-                        "ranges": list(version_ranges(affected)),
-                    }
+        if "withdrawn" in record:
+            continue
+        for affected in record.get("affected", ()):
+            package = affected["package"]
+            name = canonicalize_name(package["name"]) if ecosystem == PYPI else package["name"]
+            if package["ecosystem"] != ecosystem or name not in packages:
+                continue
+            ranges = list(version_ranges(affected))
+            if not ranges:
+                raise ValueError(f"{record['id']} has no range of versions of {name}")
+            kept = advisories.setdefault(record["id"], {"package": name, "ranges": []})
+            if kept["package"] != name:
+                raise ValueError(f"{record['id']} is about several locked packages")
+            kept["ranges"] += ranges
     commit, date = _git(checkout, "log", "-1", "--format=%H %cs").split()
     return {
-        "database": {"name": name, "commit": commit, "date": date},
+        "database": {"name": database, "commit": commit, "date": date},
         "packages": sorted(packages),
         "advisories": dict(sorted(advisories.items())),
     }
 
 
 def version_ranges(affected: Mapping[str, Any]) -> Iterator[list[str | None]]:
-    """Yield `introduced`, `fixed` and `last_affected` of each range of versions, as VersionRange has them."""
-    for each in affected["ranges"]:
+    """Yield `introduced`, `fixed` and `last_affected` of each range, as VersionRange has them.
+
+    An advisory without ranges lists the affected versions.
+    """
+    for each in affected.get("ranges", ()):
         if each["type"] == "GIT":
             continue
         introduced = None
@@ -58,6 +68,8 @@ def version_ranges(affected: Mapping[str, Any]) -> Iterator[list[str | None]]:
                 introduced = None
         if introduced is not None:
             yield [introduced, None, None]
+    if not any(each["type"] != "GIT" for each in affected.get("ranges", ())):
+        yield from ([version, None, version] for version in affected.get("versions", ()))
 
 
 def _records(checkout: Path) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from sandbox.local_cluster import LocalCluster
 from sandbox.ports import Ports
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.e2e.haproxy import BalancedServer
-from tests.support.tidb.client_balancer import ClientBalancer, has_sessions, import_settings, is_drained_of
+from tests.support.tidb.client_balancer import ClientBalancer, drain_used_node, has_sessions, import_settings
 from tests.support.tidb.drill_load import DrillLoad
 from tests.support.tidb.sessions import connect
 from tests.support.waiting import wait_until
@@ -38,11 +38,8 @@ async def test_clients_do_not_notice_the_move_and_the_way_back(
                 assert await haproxy.count_sessions("tidevoy") == 4
                 await old_sessions.wait_for_statements()
                 # A node is drained: the sessions through Tidevoy move, and those through HAProxy cannot.
-                address = cluster.tidb[0].address
-                (await stack.api.post(f"/v1/nodes/{address}/drain")).raise_for_status()
-                await wait_until(lambda: is_drained_of(stack, address))
+                await drain_used_node(stack)
                 await short.wait_for_statements()
-                (await stack.api.post(f"/v1/nodes/{address}/undrain")).raise_for_status()
                 # Back: new sessions go to the servers again, and those through Tidevoy end by themselves.
                 await haproxy.set_state("ready", *tidb)
                 await haproxy.set_state("drain", "tidevoy")

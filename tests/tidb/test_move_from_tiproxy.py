@@ -19,7 +19,7 @@ from sandbox.server import Server, sends_mysql_greeting
 from sandbox.tidb_binaries import BINARIES_FOLDER_VARIABLE
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.e2e.haproxy import BalancedServer
-from tests.support.tidb.client_balancer import ClientBalancer, has_sessions, import_settings, is_drained_of
+from tests.support.tidb.client_balancer import ClientBalancer, drain_used_node, has_sessions, import_settings
 from tests.support.tidb.drill_load import DrillLoad
 from tests.support.tidb.sessions import connect
 from tests.support.waiting import wait_until
@@ -91,10 +91,7 @@ async def test_clients_do_not_notice_the_move_and_the_way_back(
                 await clients.enter_async_context(new_sessions)
                 await wait_until(lambda: has_sessions(stack, 4))
                 # A node is drained: its sessions through Tidevoy move, and those through TiProxy stay.
-                address = cluster.tidb[0].address
-                (await stack.api.post(f"/v1/nodes/{address}/drain")).raise_for_status()
-                await wait_until(lambda: is_drained_of(stack, address))
-                (await stack.api.post(f"/v1/nodes/{address}/undrain")).raise_for_status()
+                await drain_used_node(stack)
                 await new_sessions.wait_for_statements()
                 await old_sessions.wait_for_statements()
             # The sessions through TiProxy have ended: it is stopped.

@@ -143,7 +143,7 @@ class TelemetryStream:
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._runtime_off: frozenset[str] = frozenset()
         self._login_log: LoginLogCounts | None = None
-        self._is_ending = False
+        self._is_ending = self._has_ended = False
         self._limits: dict[str, LimitUsage] = {}  # by name of the rule
         self._quotas_before: dict[str, int] = {}  # of `_limits` at the previous report
         self._dropped = 0
@@ -257,6 +257,8 @@ class TelemetryStream:
             return self._apply_runtime_switch(labels.get("part", ""), is_off=bool(value))
         elif name == "drain_phase":
             self._is_ending = value >= _ENDING_PHASE
+        elif name == "has_ended":
+            self._has_ended = bool(value)
         elif name == "login_log_lines":
             return self._apply_login_log(labels.get("result", ""), value)
         elif name == "login_log_write_errors":
@@ -323,6 +325,7 @@ class TelemetryStream:
             rejections=MappingProxyType(dict(self._rejections)),
             ejections=self._ejections(),
             is_ending=self._is_ending,
+            has_ended=self._has_ended,
             runtime_off=self._runtime_off,
             limits=self._limit_usages(),
             dropped_series=self._dropped,

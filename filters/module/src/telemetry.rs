@@ -64,6 +64,7 @@ pub(crate) struct Reporter {
     states_bytes: Gauge,
     clients: Gauge,
     drain_phase: Gauge,
+    has_ended: Gauge,
     drain: DrainController,
     login_log_lines: Counter,
     login_log_write_errors: Counter,
@@ -106,6 +107,7 @@ impl Reporter {
             states_bytes: metrics.gauge("states_bytes", &[])?,
             clients: metrics.gauge("clients", &[])?,
             drain_phase: metrics.gauge("drain_phase", &[])?,
+            has_ended: metrics.gauge("has_ended", &[])?,
             drain: DrainController::default(),
             login_log_lines: metrics.counter("login_log_lines", &["result"])?,
             login_log_write_errors: metrics.counter("login_log_write_errors", &[])?,
@@ -274,7 +276,10 @@ impl Extension for Reporter {
         let now = clock::now();
         self.drain.tick(now);
         metrics.put(self.drain_phase, &[], envoy_drain::phase() as u64);
-        metrics.put(self.clients, &[], filter::client_count());
+        let clients = filter::client_count();
+        metrics.put(self.clients, &[], clients);
+        // Closed ports stay closed, so this Envoy never has a client again: no drain of a node has to wait for it.
+        metrics.put(self.has_ended, &[], u64::from(readiness::has_closed_ports() && clients == 0));
         if self.reported_at.get().is_none_or(|at| now >= at + REPORT_INTERVAL) {
             self.reported_at.set(Some(now));
             live_settings::retry();

@@ -11,9 +11,9 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(60);
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the module may take to close the last sessions.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long Envoy still runs after its last client has left: the kernel may still be sending the last bytes of closed
-/// connections, and they are lost if the container's network is removed before. And Envoy reports once a second, by
-/// default, so that the control plane learns that it has no session: then no drain of a node waits for it.
+/// How long Envoy still runs after its last client has left. The kernel may still be sending the last bytes of closed
+/// connections, and they are lost if the container's network is removed before. Envoy also reports to the control plane
+/// that it has ended, so that no drain of a node waits for it. By default, it reports once a second.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// The gauges of the module. None: Envoy has no such gauge.
@@ -96,7 +96,7 @@ impl Drain {
             None | Some(0 | 1) => Action::ReadGauges,
             Some(_) if !self.has_closed_listeners => Action::CloseListeners,
             Some(_) if is_over(self.empty_since, LINGER) => Action::Stop(StopReason::Drained),
-            Some(_) if is_over(self.closing_since, CLOSE_TIMEOUT) => {
+            Some(_) if self.empty_since.is_none() && is_over(self.closing_since, CLOSE_TIMEOUT) => {
                 Action::Stop(StopReason::ClientsLeft(self.gauges.clients.unwrap_or_default()))
             }
             Some(_) => Action::ReadGauges,

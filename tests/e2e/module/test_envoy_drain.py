@@ -123,7 +123,6 @@ async def test_sessions_end_when_they_are_idle(tmp_path: Path, mariadb: MariaDb)
 async def test_drain_of_a_node_does_not_wait_for_an_envoy_that_has_drained(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    """An Envoy that is only cut off from the control plane may have sessions, so drains wait for that one."""
     async with run_supervised(tmp_path, mariadb) as (stack, _), AsyncExitStack() as clients:
         client = await open_session(clients, stack.sql_port)
         stack.envoy.process.send_signal(signal.SIGTERM)

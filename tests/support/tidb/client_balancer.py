@@ -12,6 +12,7 @@ from sandbox.ports import Ports
 from sandbox.server import sends_mysql_greeting
 from tests.support.controlplane.cli_process import run_tidevoy
 from tests.support.e2e.haproxy import BalancedServer, HaProxy
+from tests.support.waiting import wait_until
 
 _PROXY = "sql"
 
@@ -61,6 +62,15 @@ async def has_sessions(stack: LocalCluster, count: int) -> bool:
     return sum(node["sessions"] or 0 for node in (await stack.nodes()).values()) == count
 
 
-async def is_drained_of(stack: LocalCluster, address: str) -> bool:
-    """Return whether Tidevoy has no session on a node."""
-    return not (await stack.nodes())[address]["sessions"]
+async def drain_used_node(stack: LocalCluster) -> None:
+    """Drain the node that has most sessions, wait until they have moved, and return it to service."""
+    nodes = await stack.nodes()
+    address = max(nodes, key=lambda node: nodes[node]["sessions"] or 0)
+    assert nodes[address]["sessions"]
+    (await stack.api.post(f"/v1/nodes/{address}/drain")).raise_for_status()
+
+    async def is_drained() -> bool:
+        return bool((await stack.nodes())[address]["state"] == "drained")
+
+    await wait_until(is_drained)
+    (await stack.api.post(f"/v1/nodes/{address}/undrain")).raise_for_status()

@@ -123,6 +123,17 @@ def test_wait_continues_while_the_control_plane_restarts(capsys: pytest.CaptureF
     ]
 
 
+def test_progress_names_missing_envoys(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = (
+        "drained by an operator; it waits for Envoys that are disconnected and may have sessions on it: e-1"
+    )
+    with FakeApiClient(NODE, node("drained", 0)) as client:
+        wait_until_drained(client, {**node("draining", 0), "reason": reason})
+    assert capsys.readouterr().err.splitlines() == [
+        f"tidevoy: a:1 draining, sessions left: 0: {reason} (`tidevoy envoys forget ID`, if one has ended)",
+    ]
+
+
 def test_progress_counts_migrated_and_unmovable_sessions(capsys: pytest.CaptureFixture[str]) -> None:
     not_movable = {"transaction": 2, "cursor": 1}
     responses = [

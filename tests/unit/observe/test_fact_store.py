@@ -304,36 +304,57 @@ def test_module_report_is_forgotten_after_long_silence() -> None:
     assert store.rejections(report(60.0, {"bad key": 1}))
 
 
-@pytest.mark.parametrize(
-    ("is_ending", "sessions", "is_connected", "is_known"),
-    [
-        (True, 0, False, False),
-        (True, 1, False, True),  # its sessions may go on
-        (False, 0, False, True),  # it may have got sessions since then
-        (True, 0, True, True),
-    ],
-)
-def test_envoy_that_has_drained_itself_is_forgotten(
-    is_ending: bool, sessions: int, is_connected: bool, is_known: bool
-) -> None:
-    store = RecordingStore()
-    store.retain_nodes({NODE_A: None, NODE_B: None})
-    status = with_module("one")
-    store.put_fleet([status], 3.0, 600.0)
-    store.put_module_report(replace(complete_report(9.0, a=sessions, b=0), is_ending=is_ending))
-    for at in (10.0, 11.0):  # the status of a disconnected Envoy is repeated
-        store.put_fleet([replace(status, connected_since=1.0 if is_connected else None)], at, 600.0)
-        facts = store.view()
-        assert ("one" in facts.envoys_last_seen) == is_known
-        assert ("one" in facts.unsynced_envoys) == (is_known and not is_connected)
+def ended_report(at: float, *, has_ended: bool = True, a: int = 0) -> ModuleReport:
+    return replace(complete_report(at, a=a), has_ended=has_ended)
 
 
-def test_envoy_with_incomplete_counts_is_not_forgotten() -> None:
+def disconnected(at: float) -> EnvoyStatus:
+    return replace(with_module("one"), connected_since=None, last_seen=at)
+
+
+def is_known(store: FactStore, status: EnvoyStatus, at: float) -> bool:
+    """Return whether drains wait for the Envoy after this status."""
+    store.put_fleet([status], at, 600.0)
+    return "one" in store.view().envoys_last_seen
+
+
+def test_envoy_that_has_ended_is_forgotten_once_it_is_disconnected() -> None:
     store = RecordingStore()
+    connected = replace(with_module("one"), connected_since=1.0)
+    store.put_module_report(ended_report(9.0, has_ended=False, a=1))
+    assert is_known(store, connected, 9.0)
+    store.put_module_report(ended_report(10.0))
+    assert is_known(store, connected, 10.0)
+    assert not is_known(store, disconnected(11.0), 11.0)
+    store.put_load(load("one", 11.5, a=0))  # delayed by another replica
+    assert not is_known(store, disconnected(11.0), 12.0)  # the status is repeated
     store.retain_nodes({NODE_A: None, "new:4000": None})
-    store.put_module_report(replace(complete_report(9.0, a=0), is_ending=True))
-    store.put_fleet([replace(with_module("one"), connected_since=None)], 10.0, 600.0)
-    assert "one" in store.view().envoys_last_seen
+    assert not is_known(store, disconnected(11.0), 13.0)
+
+
+def test_envoy_that_has_not_ended_is_remembered() -> None:
+    store = RecordingStore()
+    store.put_module_report(ended_report(10.0, has_ended=False))
+    assert is_known(store, disconnected(11.0), 11.0)
+
+
+def test_end_counts_only_for_the_process_that_has_reported_it() -> None:
+    store = RecordingStore()
+    store.put_module_report(ended_report(10.0))
+    assert is_known(store, replace(with_module("one"), connected_since=11.0), 12.0)
+    assert is_known(store, disconnected(13.0), 13.0)  # without a report of the new process
+    store.put_module_report(ended_report(20.0))
+    assert is_known(store, disconnected(40.0), 40.0)  # it was seen long after its end
+    store.put_module_report(ended_report(50.0, has_ended=False))
+    assert is_known(store, disconnected(51.0), 51.0)
+
+
+def test_end_does_not_count_if_the_module_does_not_count_the_sessions() -> None:
+    store = RecordingStore()
+    store.put_load(load("one", 9.0, a=3))
+    uncounted = replace(complete_report(10.0, has_counted_sessions=False), has_ended=True)
+    store.put_module_report(uncounted)
+    assert is_known(store, disconnected(11.0), 11.0)
 
 
 def test_partial_module_report_adds_no_envoy_and_no_sessions() -> None:

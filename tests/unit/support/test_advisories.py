@@ -84,6 +84,14 @@ def test_reads_ranges_of_osv() -> None:
     ]
 
 
+def test_reads_versions_of_osv_without_ranges() -> None:
+    commits = {"type": "GIT", "events": [{"introduced": "0"}]}
+    assert list(version_ranges({"ranges": [commits], "versions": ["1.0", "1.1"]})) == [
+        ["1.0", None, "1.0"],
+        ["1.1", None, "1.1"],
+    ]
+
+
 def test_finds_affected_packages_and_names_unknown_ones() -> None:
     advisory = Advisory("PYSEC-1", "a", (VersionRange("0", fixed="1.0"), VersionRange("2.0")))
     file = AdvisoryFile(PYPI, DATABASE, ["a", "b"], [advisory])
@@ -131,7 +139,7 @@ def test_copies_advisories_of_locked_packages(tmp_path: Path) -> None:
         affected = [{"package": {"ecosystem": PYPI, "name": package}, "ranges": ranges}]
         (checkout / f"{name}.json").write_text(json.dumps({"id": name, "affected": affected, **fields}))
 
-    add("PYSEC-1", "some-package")
+    add("PYSEC-1", "Some.Package")
     add("PYSEC-2", "another")
     add("PYSEC-3", "other", withdrawn="2026-01-01T00:00:00Z")
     git = ("git", "-C", str(checkout), "-c", "user.name=t", "-c", "user.email=t@example.org")
