@@ -84,7 +84,7 @@ def test_prints_nothing_if_nothing_is_missing(programs: Path) -> None:
 
 def test_rejects_unknown_kind(programs: Path) -> None:
     run = install("everything", programs)
-    assert "python|rust|run|test|tidb|bench" in run.stderr
+    assert "python|rust|run|test|dist|tidb|bench" in run.stderr
     assert run.returncode == 2
 
 
