@@ -30,7 +30,9 @@ def wait_until_drained(client: ControlPlaneClient, node: dict[str, Any], *, as_j
                 if (result := drain_result(node, client.server_time)) is not None:
                     break
                 most_sessions = max(most_sessions, sessions or 0)
-                text = f"{address} {node['state']}, {_format_counts(summary)}{_missing_suffix(node)}"
+                text = f"{address} {node['state']}, {_format_counts(summary)}"
+                if sessions == 0:
+                    text += f" ({node['reason']})"  # it names the Envoys for which the drain waits
                 display.show_state(
                     text + _format_time_left(summary),
                     change=text,
@@ -78,13 +80,6 @@ def drain_result(node: dict[str, Any], now: datetime) -> str | None:
             " or has no module"
         )
     return f"{problem}; they stay open, and no new ones start: {advice}, or drain with --on-deadline close"
-
-
-def _missing_suffix(node: Mapping[str, Any]) -> str:
-    """Return the reason if the drain waits for Envoys that are disconnected."""
-    if "waits for Envoys" not in node["reason"]:
-        return ""
-    return f": {node['reason']} (`tidevoy envoys forget ID`, if one has ended)"
 
 
 def _is_drained(node: dict[str, Any]) -> bool:

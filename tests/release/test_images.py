@@ -55,9 +55,8 @@ async def test_images_serve_sql(
         await wait_until_serving(used["sql"])
 
         async def is_healthy() -> bool:
-            return (
-                "healthy" in (await docker("inspect", "--format={{.State.Health.Status}}", "envoy-b")).split()
-            )
+            status = await docker("inspect", "--format={{.State.Health.Status}}", "envoy-b")
+            return status.strip() == "healthy"
 
         await wait_until(is_healthy)
         stopped_at = time.monotonic()

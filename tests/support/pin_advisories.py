@@ -1,8 +1,4 @@
-"""Writes `advisories.json` from checkouts of two databases. `make advisories` fetches them first.
-
-    git clone --depth 1 --branch osv https://github.com/rustsec/advisory-db
-    git clone --depth 1 https://github.com/pypa/advisory-database
-    python -m tests.support.pin_advisories advisory-db advisory-database
+"""Writes `advisories.json` from checkouts of two databases, which `make advisories` fetches first.
 
 Only the advisories of locked packages are kept, with what is needed to compare versions.
 """

@@ -52,18 +52,18 @@ async def booted_debian() -> AsyncIterator[BootedDebian]:
         await run_command("mkdir", str(directory), timeout=10.0)
         await run_command("tar", "-C", str(directory), "-xf", str(archive), timeout=120.0)
         _copy_network_settings(directory)
-        async with _running_systemd(directory) as init:
-            yield BootedDebian(directory, init)
+        async with _running_systemd(directory) as debian:
+            yield debian
 
 
 @asynccontextmanager
-async def _running_systemd(directory: Path) -> AsyncIterator[int]:
+async def _running_systemd(directory: Path) -> AsyncIterator[BootedDebian]:
     nspawn = (
         *(find_program("systemd-nspawn", "systemd-container"), f"--directory={directory}", "--boot"),
         *("--register=no", "--keep-unit", "--resolv-conf=off", "--console=pipe"),
     )
     process = ChildProcess("systemd", nspawn, directory=directory.parent)
-    booted: list[int] = []
+    booted: list[BootedDebian] = []
 
     async def has_booted() -> bool:
         assert process.returncode is None, process.tail(40)
@@ -71,7 +71,7 @@ async def _running_systemd(directory: Path) -> AsyncIterator[int]:
             with suppress(CommandFailed):
                 debian = BootedDebian(directory, child)
                 if (await debian.run("systemctl", "is-system-running", environment={})) == "running\n":
-                    booted.append(child)
+                    booted.append(debian)
         return bool(booted)
 
     try:

@@ -130,7 +130,7 @@ def test_progress_names_missing_envoys(capsys: pytest.CaptureFixture[str]) -> No
     with FakeApiClient(NODE, node("drained", 0)) as client:
         wait_until_drained(client, {**node("draining", 0), "reason": reason})
     assert capsys.readouterr().err.splitlines() == [
-        f"tidevoy: a:1 draining, sessions left: 0: {reason} (`tidevoy envoys forget ID`, if one has ended)",
+        f"tidevoy: a:1 draining, sessions left: 0 ({reason})",
     ]
 
 
