@@ -82,20 +82,21 @@ fn written_boundaries(entry: Entry) -> [MessageBoundary; 2] {
     [(prefix.clone(), length, false), (prefix, length, true)]
 }
 
-/// Checks that [`skip_rows`] skips only complete rows, and returns the sequence number of the last one.
+/// Checks that [`skip_rows`] skips only complete rows, and returns their number and the sequence number of the last one.
 fn check_skipped(bytes: &[u8]) {
-    let (rest, last) = skip_rows(bytes);
+    let (rest, rows, last) = skip_rows(bytes);
     assert!(bytes.ends_with(rest));
     let mut skipped = &bytes[..bytes.len() - rest.len()];
-    let mut sequence = None;
+    let (mut count, mut sequence) = (0, None);
     while !skipped.is_empty() {
         let header = packet::Header::parse(skipped).expect("a whole packet");
         sequence = Some(header.sequence);
         assert!(header.length > 0 && header.length < packet::MAX_PAYLOAD);
         assert!(skipped[packet::HEADER] < 0xfe);
         skipped = &skipped[packet::HEADER + header.length..];
+        count += 1;
     }
-    assert_eq!(last, sequence);
+    assert_eq!((rows, last), (count, sequence));
 }
 
 fuzz_target!(|input: &[u8]| {

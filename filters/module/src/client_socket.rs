@@ -9,6 +9,7 @@ use mysql_proto::change_user::CHANGE_USER;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 use mysql_proto::packet::HEADER;
+use mysql_proto::request_reader::{Found, Request};
 use mysql_proto::secret;
 use tls::{RsaPasswordKey, TlsAcceptor};
 
@@ -156,23 +157,65 @@ impl ClientConn {
     }
 
     fn pass_to_node(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> ReadStep {
-        let command = match session.assemble_identity_command(bytes) {
-            Ok(command) => command,
-            Err(why) => return self.reject_command(session, why),
-        };
         if session.try_finish_at_ping(bytes) {
             return ReadStep::Yield;
         }
-        let is_checked = command.as_ref().is_some_and(|command| command.get(HEADER) == Some(&CHANGE_USER));
-        let bytes = command.as_deref().unwrap_or(bytes);
-        session.watch_transactions(bytes);
-        match session.on_client_bytes(bytes, is_checked) {
-            Ok(()) => {}
-            Err(Some(why)) => return self.reject_command(session, why),
-            Err(None) => return ReadStep::Close,
+        let joined = session.join_client_bytes(bytes);
+        let input = joined.as_deref().unwrap_or(bytes);
+        let mut rest = input;
+        // Requests that are read at once are forwarded at once.
+        let mut tracked = 0..0;
+        let result = loop {
+            if rest.is_empty() {
+                break Ok(());
+            }
+            let result = match session.next_request(&mut rest) {
+                None => self.track(session, &[], false),
+                Some(Found::Bytes(bytes)) => self.track(session, bytes, false),
+                Some(Found::Observed(bytes, request)) => {
+                    self.track(session, bytes, false).inspect(|()| session.on_request(&request))
+                }
+                Some(Found::Held(request)) => {
+                    self.conn.forward(&input[tracked], passed);
+                    tracked = input.len() - rest.len()..input.len() - rest.len();
+                    self.pass_identity_command(session, &request, passed)
+                }
+                Some(Found::Refused(_)) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
+            };
+            if result.is_err() {
+                break result;
+            }
+            tracked.end = input.len() - rest.len();
+        };
+        match result {
+            Ok(()) => {
+                self.conn.forward(&input[tracked], passed);
+                ReadStep::Continue
+            }
+            Err(step) => step,
         }
+    }
+
+    /// Tracks bytes of the client that are about to be forwarded. `is_checked`: see [`Session::on_client_bytes`].
+    fn track(&self, session: &Rc<Session>, bytes: &[u8], is_checked: bool) -> Result<(), ReadStep> {
+        session.watch_transactions(bytes);
+        session.on_client_bytes(bytes, is_checked).map_err(|why| match why {
+            Some(why) => self.reject_command(session, why),
+            None => ReadStep::Close,
+        })
+    }
+
+    fn pass_identity_command(
+        &self,
+        session: &Rc<Session>,
+        request: &Request<'_>,
+        passed: &mut usize,
+    ) -> Result<(), ReadStep> {
+        let changed = session.check_identity_command(request).map_err(|why| self.reject_command(session, why))?;
+        let bytes = changed.as_deref().unwrap_or(request);
+        self.track(session, bytes, bytes.get(HEADER) == Some(&CHANGE_USER))?;
         self.conn.forward(bytes, passed);
-        ReadStep::Continue
+        Ok(())
     }
 
     /// Answers the client's command with an error, and ends the session.

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use mysql_proto::command::Command;
-use mysql_proto::tracker::{CommandObserver, CommandOutcome, PasswordRequest};
+use mysql_proto::tracker::{CommandObserver, CommandOutcome, PasswordRequest, ResultSize};
 
-use crate::node::{self, Counts};
+use crate::node::{self, WorkerNode};
+use crate::statements::{SessionStatements, StatementCollector};
 
 /// The commands of one session.
 #[derive(Debug, Default)]
@@ -26,6 +27,8 @@ pub(crate) struct Commands {
     identity_change: IdentityChange,
     /// The end of the last change of user since the last [`Self::take_change_user_result`].
     change_user_result: Option<ChangeUserResult>,
+    /// None: statements are not observed.
+    pub(crate) statements: Option<Box<SessionStatements>>,
 }
 
 /// How COM_CHANGE_USER has ended.
@@ -47,9 +50,18 @@ pub(crate) enum IdentityChange {
 }
 
 impl Commands {
-    /// An observer that adds to `counts`.
-    pub(crate) fn recorder<'a>(&'a mut self, counts: &'a Counts) -> CommandRecorder<'a> {
-        CommandRecorder { commands: self, counts }
+    /// An observer that adds to the counts of `node`, and its statements to `collector`.
+    pub(crate) fn recorder<'a>(
+        &'a mut self,
+        node: &'a WorkerNode,
+        collector: &'a StatementCollector,
+    ) -> CommandRecorder<'a> {
+        CommandRecorder { commands: self, node, collector }
+    }
+
+    /// Whether no command is outstanding.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.outstanding == 0
     }
 
     /// When the last command ended. None: no command has ended.
@@ -90,7 +102,8 @@ impl Commands {
 
 pub(crate) struct CommandRecorder<'a> {
     commands: &'a mut Commands,
-    counts: &'a Counts,
+    node: &'a WorkerNode,
+    collector: &'a StatementCollector,
 }
 
 impl CommandObserver for CommandRecorder<'_> {
@@ -99,7 +112,7 @@ impl CommandObserver for CommandRecorder<'_> {
     }
 
     fn on_command_started(&mut self, command: Command) {
-        self.counts.commands[kind_index(command)].add(1);
+        self.node.counts.commands[kind_index(command)].add(1);
         if matches!(command, Command::ChangeUser | Command::SetOption) {
             self.commands.identity_change = IdentityChange::Began;
         }
@@ -109,7 +122,24 @@ impl CommandObserver for CommandRecorder<'_> {
         if self.commands.outstanding == 0 {
             self.commands.started_at = Some(Instant::now());
         }
+        if let Some(statements) = &mut self.commands.statements {
+            let is_first = self.commands.outstanding == 0;
+            let now = self.commands.started_at.filter(|_| is_first).unwrap_or_else(Instant::now);
+            statements.on_command_started(command, now);
+        }
         self.commands.outstanding += 1;
+    }
+
+    fn on_prepared(&mut self, statement: u32) {
+        if let Some(statements) = &mut self.commands.statements {
+            statements.on_prepared(statement);
+        }
+    }
+
+    fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize) {
+        if let Some(statements) = &mut self.commands.statements {
+            statements.on_result_ended(self.collector, &self.node.shared, outcome, size);
+        }
     }
 
     fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
@@ -118,10 +148,13 @@ impl CommandObserver for CommandRecorder<'_> {
                 if outcome == CommandOutcome::Ok { IdentityChange::Done } else { IdentityChange::Failed };
         }
         self.commands.outstanding = self.commands.outstanding.saturating_sub(1);
+        if let Some(statements) = &mut self.commands.statements {
+            statements.on_command_ended(command, outcome);
+        }
         match outcome {
             CommandOutcome::Silent => return,
             CommandOutcome::Ok => {}
-            CommandOutcome::Error(code) => self.counts.errors[error_class_index(code)].add(1),
+            CommandOutcome::Error(code) => self.node.counts.errors[error_class_index(code)].add(1),
         }
         let now = Instant::now();
         self.commands.idle_since = Some(now);
@@ -136,8 +169,8 @@ impl CommandObserver for CommandRecorder<'_> {
                 self.commands.change_user_result = Some(ChangeUserResult { error, duration: now - since });
             }
             let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);
-            self.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
-            self.counts.command_microseconds.add(took);
+            self.node.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
+            self.node.counts.command_microseconds.add(took);
         }
     }
 }

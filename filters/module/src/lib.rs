@@ -53,6 +53,7 @@ mod refresh;
 mod sentinels;
 mod session;
 mod slot;
+mod statements;
 mod states_memory;
 mod switches;
 mod target_conn;

@@ -11,6 +11,7 @@ mod login;
 mod login_record;
 mod migration;
 mod node_loss;
+mod requests;
 mod token_plugin_scan;
 mod traffic;
 mod unreachable;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use envoy_abi::filter::Filter;
 use mysql_proto::login::Rules;
+use mysql_proto::request_reader::RequestReader;
 
 use crate::conn::Conn;
 use crate::deadlines::Deadline;
@@ -69,6 +71,7 @@ pub(crate) struct Session {
     login: RefCell<Option<Box<SessionLogin>>>,
     /// None: the session is not established yet.
     traffic: RefCell<Option<Traffic>>,
+    requests: RefCell<RequestReader>,
     identity: SessionIdentity,
     slots: SessionSlots,
     pub(crate) kept_states: KeptStates,
@@ -108,6 +111,7 @@ impl Session {
             node: RefCell::default(),
             login: RefCell::new(Some(Box::new(SessionLogin::new(rules)))),
             traffic: RefCell::default(),
+            requests: RefCell::default(),
             identity: SessionIdentity::default(),
             slots: SessionSlots::default(),
             kept_states: KeptStates::default(),

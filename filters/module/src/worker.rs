@@ -17,6 +17,7 @@ use crate::port_probe::PortProbes;
 use crate::reachability::{self, WorkerReachability};
 use crate::session::Session;
 use crate::slot::{Slot, Slots};
+use crate::statements::StatementCollector;
 use crate::states_memory::WorkerStates;
 use crate::switches::{self, AppliedSwitches};
 use crate::waiting_logins::{self, WaitingLogins};
@@ -53,6 +54,7 @@ pub(crate) struct WorkerContext {
     pub(crate) applied_limits: Cell<u64>,
     pub(crate) waiting_logins: WaitingLogins,
     pub(crate) drain: WorkerDrain,
+    pub(crate) statements: StatementCollector,
 }
 
 thread_local! {
@@ -85,6 +87,7 @@ impl WorkerContext {
             applied_limits: Cell::default(),
             waiting_logins: WaitingLogins::default(),
             drain: WorkerDrain::default(),
+            statements: StatementCollector::default(),
             waker,
             deadlines,
         })

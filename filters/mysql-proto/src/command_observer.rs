@@ -35,6 +35,14 @@ pub enum CommandOutcome {
     Silent,
 }
 
+/// What a node has sent for a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResultSize {
+    pub rows: u64,
+    /// With the packet headers.
+    pub bytes: u64,
+}
+
 /// Receives the events of a session. All methods do nothing by default.
 ///
 /// Each command starts once and ends once, in the order sent. A command without a response ends when it is complete and
@@ -43,6 +51,11 @@ pub enum CommandOutcome {
 pub trait CommandObserver {
     /// The first 5 payload bytes of a command were received, or all if it is shorter.
     fn on_command_started(&mut self, _command: Command) {}
+    /// A result of the oldest command is complete. A response has one result for each statement of the command, and an
+    /// error ends it.
+    fn on_result_ended(&mut self, _outcome: CommandOutcome, _size: ResultSize) {}
+    /// The node has prepared the statement of the oldest command under this id.
+    fn on_prepared(&mut self, _statement: u32) {}
     /// The last byte of the response was received or, for a command without a response, of the command.
     fn on_command_ended(&mut self, _command: Command, _outcome: CommandOutcome) {}
     /// The node asks for the password itself in COM_CHANGE_USER.

@@ -2,7 +2,7 @@
 
 use crate::capability::Capabilities;
 use crate::command::Command;
-use crate::command_observer::{CommandObserver, CommandOutcome, PinReason};
+use crate::command_observer::{CommandObserver, CommandOutcome, PinReason, ResultSize};
 use crate::pipeline_queue::PipelineQueue;
 use crate::reply;
 use crate::statements::{CURSOR, LONG_DATA, Statements};
@@ -84,6 +84,8 @@ enum ClientMessage {
 pub(crate) struct CommandTracker {
     outstanding: PipelineQueue,
     statements: Statements,
+    /// What the node has sent for the present result.
+    result: ResultSize,
     /// Id of the statement that was prepared last.
     last_prepared: u32,
     /// COM_STMT_SEND_LONG_DATA commands that may have failed, because no later response shows that they succeeded: the
@@ -120,6 +122,7 @@ impl CommandTracker {
         Self {
             outstanding: PipelineQueue::new(),
             statements: Statements::new(),
+            result: ResultSize { rows: 0, bytes: 0 },
             last_prepared: 0,
             unconfirmed_data: (0, 0),
             is_error_ambiguous: false,
@@ -201,6 +204,11 @@ impl CommandTracker {
         self.is_uploading
     }
 
+    /// Whether the client's next message is a command, and not authentication data or a part of a file.
+    pub(crate) fn expects_command(&self) -> bool {
+        !self.is_uploading && self.outstanding.back() != Some(Command::ChangeUser)
+    }
+
     /// Whether the next packet of the node is a row or the end of rows.
     pub(crate) fn is_in_rows(&self) -> bool {
         self.phase == ResponsePhase::Rows
@@ -246,6 +254,16 @@ impl CommandTracker {
             ClientMessage::Command => self.finish_silent_commands(observer),
             ClientMessage::File | ClientMessage::Authentication | ClientMessage::None => {}
         }
+    }
+
+    /// Counts bytes of the node that belong to a response.
+    pub(crate) const fn add_bytes(&mut self, bytes: usize) {
+        self.result.bytes += bytes as u64;
+    }
+
+    /// Counts rows that were skipped.
+    pub(crate) const fn add_rows(&mut self, rows: u64) {
+        self.result.rows += rows;
     }
 
     /// Whether exactly one command is outstanding.
@@ -306,6 +324,7 @@ impl CommandTracker {
             (ResponsePhase::First, ResponseShape::Prepared) => {
                 let prepared = reply::prepared(payload, self.optional_metadata)?;
                 self.last_prepared = prepared.statement;
+                observer.on_prepared(prepared.statement);
                 // It is not documented whether the EOF packets of definitions that are left out are left out, too.
                 if !prepared.defined && prepared.columns | prepared.parameters != 0 {
                     return None;
@@ -361,6 +380,7 @@ impl CommandTracker {
                     self.finish_result(end()?, observer);
                 } else {
                     self.phase = ResponsePhase::Rows;
+                    self.result.rows += 1;
                 }
             }
             _ => return None,
@@ -391,6 +411,7 @@ impl CommandTracker {
         match self.outstanding.front() {
             Some((command, _)) if follows && response_shape(command) == ResponseShape::Results => {
                 self.phase = ResponsePhase::First;
+                observer.on_result_ended(CommandOutcome::Ok, std::mem::take(&mut self.result));
             }
             _ => self.finish_response(CommandOutcome::Ok, observer),
         }
@@ -405,6 +426,7 @@ impl CommandTracker {
         if outcome == CommandOutcome::Ok {
             self.apply_command(command, statement);
         }
+        observer.on_result_ended(outcome, std::mem::take(&mut self.result));
         observer.on_command_ended(command, outcome);
         if command == Command::Shutdown && outcome == CommandOutcome::Ok {
             // TiDB may send a second OK, which could be mistaken for the response to the next command.

@@ -121,13 +121,14 @@ impl<const KEEP: usize> PacketFramer<KEEP> {
 /// header is a cache miss, because the processor cannot predict where the next row begins.
 const ROWS_AHEAD: usize = 4;
 
-/// Skips the complete rows at the front of `bytes`, which must begin with a packet. Returns the rest, and the sequence
-/// number of the last row.
+/// Skips the complete rows at the front of `bytes`, which must begin with a packet. Returns the rest, the number of
+/// rows, and the sequence number of the last one.
 ///
 /// Stops at any packet that may not be a row and leaves it to [`PacketFramer::next`]: a packet that is empty, of the
 /// maximum length or incomplete, or that begins with `fe` or `ff`.
-pub(crate) fn skip_rows(mut bytes: &[u8]) -> (&[u8], Option<u8>) {
+pub(crate) fn skip_rows(mut bytes: &[u8]) -> (&[u8], u64, Option<u8>) {
     let mut touched = 0;
+    let mut rows = 0;
     let mut last = None;
     while let Some(&[a, b, c, sequence, first]) = bytes.first_chunk() {
         let length = u32::from_le_bytes([a, b, c, 0]) as usize;
@@ -137,13 +138,14 @@ pub(crate) fn skip_rows(mut bytes: &[u8]) -> (&[u8], Option<u8>) {
         match bytes.get(HEADER + length..) {
             Some(rest) if plain => {
                 bytes = rest;
+                rows += 1;
                 last = Some(sequence);
             }
             _ => break,
         }
     }
     black_box(touched);
-    (bytes, last)
+    (bytes, rows, last)
 }
 
 #[cfg(test)]
@@ -233,7 +235,8 @@ mod tests {
             [b"", b"\x01", b"\x01\0\0\0", b"\x02\0\0\0a", b"\0\0\0\0\x01", b"\x01\0\0\0\xfe", b"\x01\0\0\0\xff", &long];
         for stop in stops {
             let bytes = [&rows, stop].concat();
-            assert_eq!(skip_rows(&bytes).0.len(), stop.len());
+            let (rest, count, _) = skip_rows(&bytes);
+            assert_eq!((rest.len(), count), (stop.len(), 3));
         }
     }
 

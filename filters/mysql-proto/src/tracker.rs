@@ -18,7 +18,7 @@
 //! * A response to COM_STMT_PREPARE without definitions (CLIENT_OPTIONAL_RESULTSET_METADATA).
 
 use crate::capability::Capabilities;
-pub use crate::command_observer::{CommandObserver, CommandOutcome, PasswordRequest, PinReason};
+pub use crate::command_observer::{CommandObserver, CommandOutcome, PasswordRequest, PinReason, ResultSize};
 use crate::command_tracker::CommandTracker;
 use crate::packet_framer::{PacketFramer, skip_rows};
 use crate::reply;
@@ -50,7 +50,7 @@ pub struct Tracker {
 }
 
 // Each session has a tracker, and every read uses it.
-const _: () = assert!(size_of::<Tracker>() <= 256);
+const _: () = assert!(size_of::<Tracker>() <= 272);
 
 impl Tracker {
     /// `capabilities` are those that client and node agreed on. Tracking begins with the byte after the node's final OK
@@ -98,12 +98,16 @@ impl Tracker {
                 self.receive_unrequested(&mut rest);
                 continue;
             }
+            let before = rest.len();
             if self.commands.is_in_rows() && self.node_framer.is_between_messages() {
-                let (behind, last) = skip_rows(rest);
+                let (behind, rows, last) = skip_rows(rest);
                 rest = behind;
+                self.commands.add_rows(rows);
                 self.next_sequence = last.map_or(self.next_sequence, |last| last.wrapping_add(1));
             }
-            let Some(piece) = self.node_framer.next(&mut rest) else { break };
+            let piece = self.node_framer.next(&mut rest);
+            self.commands.add_bytes(before - rest.len());
+            let Some(piece) = piece else { break };
             if piece.ends {
                 let answered = self.commands.receive_reply(piece.prefix, piece.length, observer);
                 // The response to a command that was sent ahead begins with sequence number 1.
@@ -152,6 +156,12 @@ impl Tracker {
             && self.client_framer.is_between_messages()
             && self.commands.awaits_reply()
             && !self.commands.is_uploading()
+    }
+
+    /// Whether the client's next message is a command, and not authentication data or a part of a file.
+    #[must_use]
+    pub fn expects_command(&self) -> bool {
+        self.commands.expects_command()
     }
 
     /// The sequence number for an ERR packet that replaces the response, or rest of a response, that the node owes.

@@ -14,6 +14,7 @@ use mysql_proto::change_user::{CHANGE_USER, ChangeUser, MAX_CHANGE_USER_BYTES};
 use mysql_proto::error::ProxyError;
 use mysql_proto::login_names::LoginNames;
 use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::request_reader::{Interest, RequestStart};
 use mysql_proto::secret::SecretBytes;
 
 use super::Session;
@@ -29,8 +30,6 @@ pub(crate) struct SessionIdentity {
     current: RefCell<Option<Box<Identity>>>,
     /// The bytes that were sent to the node since the start of a command that changes the identity.
     change_command: RefCell<SecretBytes>,
-    /// The received part of a command that changes the identity. The command is forwarded when it is complete.
-    partial_command: RefCell<SecretBytes>,
 }
 
 impl SessionIdentity {
@@ -97,73 +96,46 @@ impl SessionIdentity {
 }
 
 impl Session {
-    /// Collects a command that changes the identity. Some: the bytes to forward instead of `bytes`, empty until the
-    /// command is complete. None: `bytes` do not belong to such a command, and are forwarded unchanged.
+    /// Checks a whole command that changes the identity. Some: the bytes to forward instead.
     ///
     /// # Errors
     /// Why the module rejects the command.
-    pub(crate) fn assemble_identity_command(&self, bytes: &[u8]) -> Result<Option<SecretBytes>, ProxyError> {
-        let mut command = self.identity.partial_command.borrow_mut();
-        if command.is_empty() {
-            if !self.awaits_client() {
-                return Ok(None);
-            }
-            if !may_change_identity(bytes) {
-                return check_change_user_size(bytes).map(|()| None);
-            }
+    pub(crate) fn check_identity_command(&self, command: &[u8]) -> Result<Option<SecretBytes>, ProxyError> {
+        if command[HEADER] != CHANGE_USER {
+            return Ok(None);
         }
-        command.extend_from_slice(bytes);
-        if !may_change_identity(&command) {
-            let bytes = std::mem::take(&mut *command);
-            return check_change_user_size(&bytes).map(|()| Some(bytes));
-        }
-        let Some(header) = Header::parse(&command).filter(|header| command.len() >= HEADER + header.length) else {
-            return Ok(Some(SecretBytes::default()));
-        };
-        let whole = std::mem::take(&mut *command);
-        if whole[HEADER] != CHANGE_USER {
-            return Ok(Some(whole));
-        }
-        let (command, rest) = whole.split_at(HEADER + header.length);
         let check = |change: ChangeUser<'_>| {
             change.check()?;
             self.take_slots_of_next_user(change.user)
         };
         if let Err(why) = ChangeUser::parse(&command[HEADER..]).map_or(Ok(()), check) {
-            self.identity.change_command.replace(whole); // for the login log
+            self.identity.change_command.replace(command.into()); // for the login log
             return Err(why);
         }
         if !self.migration.has_migrated() {
-            return Ok(Some(whole));
+            return Ok(None);
         }
         let identity = self.identity.current.borrow();
         let without_response =
             identity.as_ref().and_then(|identity| identity.without_auth_response(&command[HEADER..]));
-        Ok(Some(match without_response {
-            None => whole,
-            Some(payload) => {
-                let header = Header { length: payload.len(), sequence: header.sequence };
-                [&header.bytes()[..], &payload, rest].concat().into()
-            }
+        Ok(without_response.map(|payload| {
+            let header = Header { length: payload.len(), sequence: command[HEADER - 1] };
+            [&header.bytes()[..], &payload].concat().into()
         }))
     }
 }
 
-/// Rejects a change of user whose header announces too many bytes.
-fn check_change_user_size(bytes: &[u8]) -> Result<(), ProxyError> {
-    let is_too_long = bytes.get(HEADER) == Some(&CHANGE_USER)
-        && Header::parse(bytes).is_some_and(|header| header.length > MAX_CHANGE_USER_BYTES);
-    if is_too_long { Err(ProxyError::AttributesTooLarge) } else { Ok(()) }
+/// Whether a command with this first byte may change the identity.
+pub(super) fn may_change(command: u8) -> bool {
+    matches!(command, CHANGE_USER | SET_OPTION)
 }
 
-/// Whether `bytes` may be the start of a command that changes the identity and is not too long.
-fn may_change_identity(bytes: &[u8]) -> bool {
-    match bytes.get(HEADER) {
-        Some(&command) => {
-            matches!(command, CHANGE_USER | SET_OPTION)
-                && Header::parse(bytes).is_some_and(|header| (1..=MAX_CHANGE_USER_BYTES).contains(&header.length))
-        }
-        None => Header::parse(bytes).is_none_or(|header| header.length > 0),
+/// How a command that may change the identity is treated.
+pub(super) fn interest(start: RequestStart) -> Interest {
+    match start.length {
+        ..=MAX_CHANGE_USER_BYTES => Interest::Hold,
+        _ if start.command == CHANGE_USER => Interest::Refuse,
+        _ => Interest::None,
     }
 }
 
@@ -172,31 +144,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_that_changes_the_identity_is_recognized_by_its_first_bytes() {
-        for (bytes, expected) in [
-            (&b""[..], true),
-            (b"\x05\0\0", true),
-            (b"\x05\0\0\0", true),
-            (b"\x05\0\0\0\x11", true),
-            (b"\x03\0\0\0\x1b\0", true),
-            (b"\x05\0\0\0\x03", false),
-            (b"\0\0\0\0", false),
-            (b"\0\0\0\0\x11", false),
-            (b"\xff\xff\xff\0\x11", false),
-        ] {
-            assert_eq!(may_change_identity(bytes), expected, "{bytes:?}");
-        }
-    }
-
-    #[test]
-    fn change_of_user_that_is_too_long_is_recognized_by_its_header() {
-        let header = |length| Header { length, sequence: 0 }.bytes();
+    fn change_of_user_that_is_too_long_is_refused() {
         for (length, command, expected) in [
-            (MAX_CHANGE_USER_BYTES, CHANGE_USER, Ok(())),
-            (MAX_CHANGE_USER_BYTES + 1, CHANGE_USER, Err(ProxyError::AttributesTooLarge)),
-            (MAX_CHANGE_USER_BYTES + 1, SET_OPTION, Ok(())),
+            (MAX_CHANGE_USER_BYTES, CHANGE_USER, Interest::Hold),
+            (MAX_CHANGE_USER_BYTES + 1, CHANGE_USER, Interest::Refuse),
+            (MAX_CHANGE_USER_BYTES, SET_OPTION, Interest::Hold),
+            (MAX_CHANGE_USER_BYTES + 1, SET_OPTION, Interest::None),
         ] {
-            assert_eq!(check_change_user_size(&[&header(length)[..], &[command]].concat()), expected);
+            assert_eq!(interest(RequestStart { command, length, is_first: true }), expected);
         }
     }
 }

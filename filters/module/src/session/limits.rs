@@ -86,9 +86,15 @@ impl Session {
         };
         if user.is_some() && *self.slots.user.borrow() != user {
             self.slots.user.replace(user);
+            self.update_statements_user();
             self.slots.held.borrow_mut().extend(slots);
             self.recount_limits(&connection_limits::rules());
         }
+    }
+
+    /// The user. Empty: not known.
+    pub(super) fn user(&self) -> Box<[u8]> {
+        self.slots.user.borrow().clone().unwrap_or_default()
     }
 
     /// Counts the session under changed rules. It does not end if a limit is exceeded.

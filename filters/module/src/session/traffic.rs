@@ -17,6 +17,7 @@ use crate::commands::{CommandRecorder, Commands, IdentityChange};
 use crate::envoy_drain::{self, ClientUse};
 use crate::migration_scheduler;
 use crate::node::{self, LoginFailure, SessionState};
+use crate::statements::StatementCollector;
 
 /// Whether the bytes of a node go to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,7 @@ pub(crate) enum PassDecision {
 
 /// What an established session knows about its commands.
 pub(super) struct Traffic {
+    pub(super) capabilities: Capabilities,
     pub(super) tracker: Tracker,
     pub(super) commands: Commands,
     token_plugin_scan: TokenPluginScan,
@@ -54,6 +56,7 @@ impl Traffic {
             tracker.stop_tracking();
         }
         Self {
+            capabilities,
             tracker,
             commands: Commands::default(),
             token_plugin_scan: TokenPluginScan::default(),
@@ -94,9 +97,10 @@ impl Traffic {
     fn track<T>(
         &mut self,
         assigned: &AssignedNode,
+        collector: &StatementCollector,
         step: impl FnOnce(&mut Tracker, &mut CommandRecorder<'_>) -> T,
     ) -> T {
-        let result = step(&mut self.tracker, &mut self.commands.recorder(&assigned.node.counts));
+        let result = step(&mut self.tracker, &mut self.commands.recorder(&assigned.node, collector));
         self.count_at(assigned);
         result
     }
@@ -143,7 +147,9 @@ impl Session {
             traffic.idle_since = None;
             traffic.bytes_from_client += bytes.len() as u64;
             assigned.node.counts.bytes_to_node.add(bytes.len() as u64);
-            traffic.track(assigned, |tracker, recorder| tracker.on_client_bytes(bytes, recorder));
+            traffic.track(assigned, &self.worker.statements, |tracker, recorder| {
+                tracker.on_client_bytes(bytes, recorder);
+            });
             let change = traffic.commands.take_identity_change();
             let begins = change == IdentityChange::Began && !is_checked;
             (change, traffic.token_plugin_scan.push(bytes, begins), traffic.may_expose_password())
@@ -170,8 +176,9 @@ impl Session {
                 return (bytes.len(), PassDecision::Pass);
             };
             traffic.has_client_sent_last = false;
-            let taken =
-                traffic.track(assigned, |tracker, recorder| tracker.on_node_bytes_until_ping_reply(bytes, recorder));
+            let taken = traffic.track(assigned, &self.worker.statements, |tracker, recorder| {
+                tracker.on_node_bytes_until_ping_reply(bytes, recorder)
+            });
             traffic.bytes_to_client += taken as u64;
             assigned.node.counts.bytes_to_client.add(taken as u64);
             let change = traffic.commands.take_identity_change();

@@ -1,0 +1,198 @@
+use mysql_proto::capability::Capabilities;
+use mysql_proto::packet::Header;
+use mysql_proto::request_reader::{Found, Interest, RequestReader};
+use mysql_proto::tracker::{CommandObserver, Tracker};
+
+use super::*;
+
+const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
+const OK_AND_MORE: &[u8] = &[0, 0, 0, 0x0a, 0, 0, 0];
+const ERROR: &[u8] = b"\xff\x28\x04#42000no";
+
+/// A session whose requests and responses are given.
+struct Session {
+    collector: StatementCollector,
+    node: Arc<SharedNode>,
+    reader: RequestReader,
+    tracker: Tracker,
+    statements: SessionStatements,
+}
+
+struct Observer<'a> {
+    collector: &'a StatementCollector,
+    node: &'a Arc<SharedNode>,
+    statements: &'a mut SessionStatements,
+}
+
+impl CommandObserver for Observer<'_> {
+    fn on_command_started(&mut self, command: Command) {
+        self.statements.on_command_started(command, Instant::now());
+    }
+
+    fn on_prepared(&mut self, statement: u32) {
+        self.statements.on_prepared(statement);
+    }
+
+    fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize) {
+        self.statements.on_result_ended(self.collector, self.node, outcome, size);
+    }
+
+    fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
+        self.statements.on_command_ended(command, outcome);
+    }
+}
+
+fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
+    [&Header { length: payload.len(), sequence }.bytes()[..], payload].concat()
+}
+
+impl Session {
+    fn new() -> Self {
+        let collector = StatementCollector::default();
+        Self {
+            node: Arc::new(SharedNode::default()),
+            reader: RequestReader::default(),
+            tracker: Tracker::new(Capabilities::PROTOCOL_41.with(Capabilities::DEPRECATE_EOF)),
+            statements: SessionStatements::new(&collector, b"app", false),
+            collector,
+        }
+    }
+
+    fn send(&mut self, command: u8, content: &[u8]) {
+        let bytes = packet(0, &[&[command], content].concat());
+        self.receive_from_client(&bytes);
+    }
+
+    fn receive_from_client(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        let interest =
+            |command| if SessionStatements::is_observed(command) { Interest::Observe } else { Interest::None };
+        while !rest.is_empty() {
+            let (passed, request) = match self.reader.next(&mut rest, |start| interest(start.command)) {
+                Some(Found::Bytes(bytes)) => (bytes, None),
+                Some(Found::Observed(bytes, request)) => (bytes, Some(request)),
+                other => panic!("{other:?}"),
+            };
+            let Self { collector, node, statements, .. } = self;
+            self.tracker.on_client_bytes(passed, &mut Observer { collector, node, statements });
+            if let Some(request) = request {
+                self.statements.on_request(&self.collector, &request);
+            }
+        }
+    }
+
+    fn answer(&mut self, payloads: &[&[u8]]) {
+        let Self { collector, node, statements, .. } = self;
+        let mut observer = Observer { collector, node, statements };
+        for (index, payload) in payloads.iter().enumerate() {
+            self.tracker.on_node_bytes(&packet(index as u8 + 1, payload), &mut observer);
+        }
+    }
+
+    /// Text, executions, errors, rows and bytes of requests and responses, by text.
+    fn seen(&self) -> Vec<(String, u64, u64, u64, u64, u64)> {
+        let mut seen = Vec::new();
+        for row in self.collector.take_rows() {
+            let text = row.statement.map(|statement| statement.text.clone()).unwrap_or_default();
+            assert_eq!(&*row.user, if text.is_empty() { "" } else { "app" });
+            assert_eq!(row.stats.latency.iter().sum::<u64>(), row.stats.count);
+            let stats = row.stats;
+            seen.push((text, stats.count, stats.errors, stats.rows, stats.request_bytes, stats.response_bytes));
+        }
+        seen.sort();
+        seen
+    }
+}
+
+fn row(
+    text: &str,
+    count: u64,
+    errors: u64,
+    rows: u64,
+    request: u64,
+    response: u64,
+) -> (String, u64, u64, u64, u64, u64) {
+    (text.to_owned(), count, errors, rows, request, response)
+}
+
+#[test]
+fn query_counts_with_its_rows_and_bytes() {
+    let mut session = Session::new();
+    session.send(0x03, b"select a from t");
+    session.answer(&[b"\x01", b"definition", b"\x011", b"\x012", b"\xfe\0\0\x02\0\0\0"]);
+    session.send(0x03, b"select a from u");
+    session.answer(&[ERROR]);
+    session.send(0x0e, b"");
+    session.answer(&[OK]);
+    let response = 5 * 4 + 1 + 10 + 2 + 2 + 7;
+    assert_eq!(
+        session.seen(),
+        [
+            row("select `a` from `t`", 1, 0, 2, 20, response),
+            row("select `a` from `u`", 1, 1, 0, 20, 4 + ERROR.len() as u64)
+        ]
+    );
+}
+
+#[test]
+fn each_statement_of_a_query_counts_with_its_own_result() {
+    let mut session = Session::new();
+    session.send(0x03, b"set @a = 1; begin; selec 1; commit");
+    session.answer(&[OK_AND_MORE, OK_AND_MORE, ERROR]);
+    assert_eq!(
+        session.seen(),
+        [
+            row("`selec` ?", 1, 1, 0, 0, 4 + ERROR.len() as u64),
+            row("begin", 1, 0, 0, 0, 11),
+            row("set @a = ?", 1, 0, 0, 39, 11)
+        ]
+    );
+}
+
+#[test]
+fn prepared_statement_counts_when_it_runs() {
+    let prepared = |id: u8| [0, id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut session = Session::new();
+    session.send(0x16, b"insert into t values (?)");
+    session.answer(&[&prepared(7)]);
+    for id in [7, 7, 9, u32::MAX] {
+        session.send(0x17, &id.to_le_bytes());
+        session.answer(&[OK]);
+    }
+    session.send(0x19, &7_u32.to_le_bytes());
+    session.send(0x17, &7_u32.to_le_bytes());
+    session.answer(&[ERROR]);
+    let error = 4 + ERROR.len() as u64;
+    assert_eq!(
+        session.seen(),
+        [row("", 2, 1, 0, 18, 11 + error), row("insert into `t` values ( ? )", 3, 0, 0, 27, 33)]
+    );
+    session.send(0x1f, b"");
+    session.answer(&[OK]);
+    session.send(0x17, &u32::MAX.to_le_bytes());
+    session.answer(&[OK]);
+    assert_eq!(session.seen(), [row("", 1, 0, 0, 9, 11)]);
+}
+
+#[test]
+fn pipelined_and_split_requests_count_like_others() {
+    let mut session = Session::new();
+    let requests =
+        [packet(0, b"\x03select 1"), packet(0, b"\x0e"), packet(0, b"\x03select b"), packet(0, b"\x03select 2")];
+    let bytes = requests.concat();
+    let (one, other) = bytes.split_at(bytes.len() - 3);
+    session.receive_from_client(one);
+    session.receive_from_client(other);
+    for _ in 0..4 {
+        session.answer(&[OK]);
+    }
+    assert_eq!(session.seen(), [row("select ?", 2, 0, 0, 26, 22), row("select `b`", 1, 0, 0, 13, 11)]);
+}
+
+#[test]
+fn statement_that_is_too_long_counts_as_unknown() {
+    let mut session = Session::new();
+    session.send(0x03, &[b'1'; 2 * 1024 * 1024]);
+    session.answer(&[OK]);
+    assert_eq!(session.seen(), [row("", 1, 0, 0, 0, 11)]);
+}

@@ -1,0 +1,374 @@
+//! Finds the requests in the bytes of a client, however they are split, and collects those that somebody has to see as
+//! a whole.
+
+use std::borrow::Cow;
+use std::ops::Deref;
+
+use crate::packet::{HEADER, Header, HeaderReader, MAX_PAYLOAD};
+use crate::secret::SecretBytes;
+
+/// How a request is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interest {
+    /// Its bytes pass as they arrive.
+    None,
+    /// Its bytes pass as they arrive, and the whole request is shown when it is complete, unless it is longer than
+    /// [`MAX_OBSERVED_BYTES`].
+    Observe,
+    /// Its bytes pass only when it is complete.
+    Hold,
+    /// It does not pass.
+    Refuse,
+}
+
+/// The longest request that is observed, with its headers.
+pub const MAX_OBSERVED_BYTES: usize = 1024 * 1024;
+
+/// The beginning of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestStart {
+    /// The first byte of the payload.
+    pub command: u8,
+    /// Payload bytes of the first packet.
+    pub length: usize,
+    /// No other request precedes this one in the bytes that the reader is about to return.
+    pub is_first: bool,
+}
+
+/// What the reader has found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Found<'a> {
+    /// Bytes that pass.
+    Bytes(&'a [u8]),
+    /// Bytes that pass and end with the end of an observed request.
+    Observed(&'a [u8], Request<'a>),
+    /// A held request; none of its bytes has passed.
+    Held(Request<'a>),
+    /// The refused request. The reader must not be used after this.
+    Refused(RequestStart),
+}
+
+/// A whole request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Its packets, within the bytes of the last read.
+    Received(&'a [u8]),
+    /// Its packets, from several reads.
+    Collected(SecretBytes),
+}
+
+impl Request<'_> {
+    /// The payload of all packets.
+    #[must_use]
+    pub fn payload(&self) -> Cow<'_, [u8]> {
+        match Header::parse(self) {
+            Some(header) if header.length == MAX_PAYLOAD => {
+                Cow::Owned(self.chunks(HEADER + MAX_PAYLOAD).flat_map(|packet| &packet[HEADER..]).copied().collect())
+            }
+            _ => Cow::Borrowed(&self[HEADER..]),
+        }
+    }
+}
+
+/// The packets, with headers.
+impl Deref for Request<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Received(packets) => packets,
+            Self::Collected(packets) => packets,
+        }
+    }
+}
+
+/// The reader of one session.
+#[derive(Debug, Default)]
+pub struct RequestReader {
+    /// The first bytes of a request, which do not yet show its command.
+    start: SecretBytes,
+    /// The request of which the beginning was read. None: the next byte begins a request.
+    partial: Option<Box<PartialRequest>>,
+}
+
+#[derive(Debug)]
+struct PartialRequest {
+    interest: Interest,
+    /// The packets so far, if the request is observed or held.
+    packets: SecretBytes,
+    /// Bytes of the present packet that are to come.
+    bytes_left: usize,
+    /// The present packet has the maximum length, so another packet follows.
+    is_full: bool,
+    header: HeaderReader,
+}
+
+impl PartialRequest {
+    /// Takes its bytes from the front of `bytes`. Returns how many, and whether the request is complete.
+    fn take(&mut self, bytes: &[u8]) -> (usize, bool) {
+        let mut rest = bytes;
+        let is_complete = loop {
+            let (_, behind) = rest.split_at(rest.len().min(self.bytes_left));
+            self.bytes_left -= rest.len() - behind.len();
+            rest = behind;
+            if self.bytes_left > 0 {
+                break false;
+            }
+            if !self.is_full {
+                break true;
+            }
+            let Some(header) = self.header.read(&mut rest) else { break false };
+            self.bytes_left = header.length;
+            self.is_full = header.length == MAX_PAYLOAD;
+        };
+        let taken = bytes.len() - rest.len();
+        if self.interest == Interest::Observe && self.packets.len() + taken > MAX_OBSERVED_BYTES {
+            self.interest = Interest::None;
+            self.packets = SecretBytes::default();
+        }
+        if self.interest != Interest::None {
+            self.packets.extend_from_slice(&bytes[..taken]);
+        }
+        (taken, is_complete)
+    }
+}
+
+impl RequestReader {
+    /// Whether the reader has bytes that did not pass.
+    #[must_use]
+    pub fn has_kept_bytes(&self) -> bool {
+        !self.start.is_empty() || self.partial.as_ref().is_some_and(|partial| partial.interest == Interest::Hold)
+    }
+
+    /// Whether the next byte begins a request.
+    #[must_use]
+    pub fn is_between_requests(&self) -> bool {
+        self.start.is_empty() && self.partial.is_none()
+    }
+
+    /// Ends the reading: returns the bytes that did not pass. They precede all later bytes.
+    pub fn stop(&mut self) -> SecretBytes {
+        match self.partial.take() {
+            Some(partial) if partial.interest == Interest::Hold => partial.packets,
+            _ => std::mem::take(&mut self.start),
+        }
+    }
+
+    /// To be called first with received bytes. Some: read these bytes instead, which begin with earlier ones.
+    pub fn join(&mut self, bytes: &[u8]) -> Option<SecretBytes> {
+        if self.start.is_empty() {
+            return None;
+        }
+        let mut joined = std::mem::take(&mut self.start);
+        joined.extend_from_slice(bytes);
+        Some(joined)
+    }
+
+    /// Removes bytes from the front of `bytes`, which must not be empty. None: the reader has kept all of them.
+    /// `interest` is asked once for each request.
+    pub fn next<'a>(&mut self, bytes: &mut &'a [u8], interest: impl Fn(RequestStart) -> Interest) -> Option<Found<'a>> {
+        let input = *bytes;
+        let mut passed = 0;
+        loop {
+            if let Some(partial) = &mut self.partial {
+                let (taken, is_complete) = partial.take(&input[passed..]);
+                passed += taken;
+                *bytes = &input[passed..];
+                if !is_complete {
+                    return (partial.interest != Interest::Hold).then_some(Found::Bytes(input));
+                }
+                let request = Request::Collected(std::mem::take(&mut partial.packets));
+                let interest = partial.interest;
+                self.partial = None;
+                match interest {
+                    Interest::Observe => return Some(Found::Observed(&input[..passed], request)),
+                    Interest::Hold => return Some(Found::Held(request)),
+                    Interest::None | Interest::Refuse => {}
+                }
+            }
+            let rest = &input[passed..];
+            *bytes = rest;
+            let header = Header::parse(rest);
+            if let Some(Header { length: 0, .. }) = header {
+                passed += HEADER;
+                continue;
+            }
+            let (Some(Header { length, .. }), Some(&command)) = (header, rest.get(HEADER)) else {
+                self.start.extend_from_slice(rest);
+                *bytes = &[];
+                return (passed > 0).then_some(Found::Bytes(&input[..passed]));
+            };
+            let start = RequestStart { command, length, is_first: passed == 0 };
+            let interest = interest(start);
+            if passed > 0 && matches!(interest, Interest::Hold | Interest::Refuse) {
+                return Some(Found::Bytes(&input[..passed])); // the next call finds the request at the front
+            }
+            if interest == Interest::Refuse {
+                return Some(Found::Refused(start));
+            }
+            let end = HEADER + length;
+            if length == MAX_PAYLOAD || end > rest.len() {
+                self.partial = Some(Box::new(PartialRequest {
+                    interest,
+                    packets: SecretBytes::default(),
+                    bytes_left: end,
+                    is_full: length == MAX_PAYLOAD,
+                    header: HeaderReader::new(),
+                }));
+                continue;
+            }
+            *bytes = &rest[end..];
+            let request = Request::Received(&rest[..end]);
+            match interest {
+                Interest::Observe if end <= MAX_OBSERVED_BYTES => {
+                    return Some(Found::Observed(&input[..passed + end], request));
+                }
+                Interest::Hold => return Some(Found::Held(request)),
+                _ => passed += end,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const OBSERVED: u8 = 1;
+    const HELD: u8 = 2;
+
+    fn interest(start: RequestStart) -> Interest {
+        match start.command {
+            OBSERVED => Interest::Observe,
+            HELD => Interest::Hold,
+            3 => Interest::Refuse,
+            _ => Interest::None,
+        }
+    }
+
+    fn packets(payload: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut chunks = payload.chunks(MAX_PAYLOAD).collect::<Vec<_>>();
+        if payload.len().is_multiple_of(MAX_PAYLOAD) {
+            chunks.push(&[]);
+        }
+        for (sequence, chunk) in chunks.into_iter().enumerate() {
+            bytes.extend(Header { length: chunk.len(), sequence: sequence as u8 }.bytes());
+            bytes.extend(chunk);
+        }
+        bytes
+    }
+
+    /// What comes out of the reader: the bytes that pass, and the requests that are shown, with the number of bytes
+    /// that have passed by then.
+    #[derive(Debug, Default, PartialEq)]
+    struct Seen {
+        passed: Vec<u8>,
+        observed: Vec<(Vec<u8>, usize)>,
+        held: Vec<(Vec<u8>, usize)>,
+    }
+
+    fn read<'a>(reader: &mut RequestReader, pieces: impl IntoIterator<Item = &'a [u8]>) -> Seen {
+        let mut seen = Seen::default();
+        for piece in pieces {
+            let joined = reader.join(piece);
+            let mut rest = joined.as_deref().unwrap_or(piece);
+            while !rest.is_empty() {
+                match reader.next(&mut rest, interest) {
+                    None => assert!(rest.is_empty()),
+                    Some(Found::Bytes(bytes)) => seen.passed.extend(bytes),
+                    Some(Found::Observed(bytes, request)) => {
+                        seen.passed.extend(bytes);
+                        assert!(request.len() > bytes.len() || bytes.ends_with(&request));
+                        seen.observed.push((request.payload().into_owned(), seen.passed.len()));
+                    }
+                    Some(Found::Held(request)) => {
+                        seen.held.push((request.payload().into_owned(), seen.passed.len()));
+                        seen.passed.extend(&*request);
+                    }
+                    Some(Found::Refused(start)) => panic!("{start:?}"),
+                }
+            }
+        }
+        seen
+    }
+
+    fn expected(payloads: &[Vec<u8>]) -> Seen {
+        let mut seen = Seen::default();
+        for payload in payloads {
+            let before = seen.passed.len();
+            seen.passed.extend(packets(payload));
+            match payload.first() {
+                Some(&OBSERVED) if seen.passed.len() - before <= MAX_OBSERVED_BYTES => {
+                    seen.observed.push((payload.clone(), seen.passed.len()));
+                }
+                Some(&HELD) => seen.held.push((payload.clone(), before)),
+                _ => {}
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn request_of_several_packets_is_found_however_it_is_split() {
+        for command in [0, OBSERVED, HELD] {
+            for length in [MAX_OBSERVED_BYTES - HEADER, MAX_OBSERVED_BYTES, MAX_PAYLOAD, MAX_PAYLOAD + 9] {
+                let payloads = [vec![0; 3], vec![command; length], vec![HELD, 7]];
+                let bytes = payloads.each_ref().map(|payload| packets(payload)).concat();
+                for cut in [1, 8, HEADER + MAX_PAYLOAD + 9, bytes.len() - 5] {
+                    let (one, other) = bytes.split_at(cut.min(bytes.len()));
+                    assert!(read(&mut RequestReader::default(), [one, other]) == expected(&payloads), "{length} {cut}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn refused_request_is_reported_after_what_precedes_it() {
+        let bytes = [packets(b"\0"), packets(b"\x03x")].concat();
+        let mut reader = RequestReader::default();
+        let mut rest = &bytes[..];
+        assert_eq!(reader.next(&mut rest, interest), Some(Found::Bytes(&bytes[..5])));
+        let start = RequestStart { command: 3, length: 2, is_first: true };
+        assert_eq!(reader.next(&mut rest, interest), Some(Found::Refused(start)));
+    }
+
+    #[test]
+    fn stopped_reader_returns_what_it_has_kept() {
+        for (command, length, kept) in [(HELD, 3, 3), (HELD, 7, 7), (0, 3, 3), (0, 7, 0), (OBSERVED, 7, 0)] {
+            let bytes = packets(&[command; 9]);
+            let mut reader = RequestReader::default();
+            read(&mut reader, [&bytes[..length]]);
+            assert_eq!(reader.has_kept_bytes(), kept > 0);
+            assert_eq!(reader.stop(), &bytes[..kept]);
+            assert!(!reader.has_kept_bytes());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_found_does_not_depend_on_how_bytes_are_split(
+            payloads in prop::collection::vec(
+                prop::collection::vec(0..3_u8, 0..40),
+                0..20
+            ),
+            cuts in prop::collection::vec(1..50_usize, 1..200),
+        ) {
+            let bytes = payloads.iter().flat_map(|payload| packets(payload)).collect::<Vec<_>>();
+            let mut pieces = Vec::new();
+            let mut rest = &bytes[..];
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (piece, after) = rest.split_at(rest.len().min(*cut));
+                pieces.push(piece);
+                rest = after;
+            }
+            let mut reader = RequestReader::default();
+            prop_assert_eq!(read(&mut reader, pieces), expected(&payloads));
+            prop_assert!(!reader.has_kept_bytes());
+        }
+    }
+}

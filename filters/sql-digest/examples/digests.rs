@@ -1,0 +1,17 @@
+//! Prints a line for each statement on standard input: its digest and its normalized text, in hexadecimal. A zero byte
+//! ends each statement. `tests/tidb/test_digests.py` compares the output with TiDB.
+
+use std::io::{Read, Write, stdin, stdout};
+
+fn main() -> std::io::Result<()> {
+    let mut input = Vec::new();
+    stdin().read_to_end(&mut input)?;
+    let mut normalizer = sql_digest::Normalizer::default();
+    let hexadecimal = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let mut output = stdout().lock();
+    for statement in input.strip_suffix(b"\0").unwrap_or(&input).split(|byte| *byte == 0) {
+        let normalized = normalizer.normalize(statement);
+        writeln!(output, "{} {}", hexadecimal(&sql_digest::digest(normalized)), hexadecimal(normalized))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! Normalizes SQL statements and computes their digests as TiDB does, so that an operator finds a digest of Tidevoy in
+//! `information_schema.statements_summary`.
+//!
+//! A normalized statement has placeholders instead of literals, keywords in lower case, and one space between tokens:
+//! ```
+//! let mut normalizer = sql_digest::Normalizer::default();
+//! let normalized = normalizer.normalize(b"SELECT * FROM t WHERE id IN (1, 2)");
+//! assert_eq!(normalized, b"select * from `t` where `id` in ( ... )");
+//! ```
+//!
+//! The source is pingcap/tidb v8.5.3, `pkg/parser/digester.go`, for the default SQL mode and the character set utf8mb4.
+//! TiDB tests no grammar for digests, only tokens, and neither does this crate.
+
+mod keywords;
+mod normalizer;
+mod scanner;
+mod split;
+mod text;
+
+pub use normalizer::Normalizer;
+pub use split::statements;
+
+/// The digest of a normalized statement. TiDB shows it in hexadecimal.
+pub type Digest = [u8; 32];
+
+/// The digest of a statement that [`Normalizer::normalize`] has returned.
+#[must_use]
+pub fn digest(normalized: &[u8]) -> Digest {
+    let hash = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, normalized);
+    let mut digest = [0; 32];
+    digest.copy_from_slice(hash.as_ref());
+    digest
+}
