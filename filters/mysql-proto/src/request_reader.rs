@@ -26,11 +26,13 @@ pub const MAX_OBSERVED_BYTES: usize = 1024 * 1024;
 
 /// The beginning of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RequestStart {
+pub struct RequestStart<'a> {
     /// The first byte of the payload.
     pub command: u8,
     /// Payload bytes of the first packet.
     pub length: usize,
+    /// What was received of the payload, behind the command.
+    pub content: &'a [u8],
     /// No other request precedes this one in the bytes that the reader is about to return.
     pub is_first: bool,
 }
@@ -45,7 +47,7 @@ pub enum Found<'a> {
     /// A held request; none of its bytes has passed.
     Held(Request<'a>),
     /// The refused request. The reader must not be used after this.
-    Refused(RequestStart),
+    Refused(RequestStart<'a>),
 }
 
 /// A whole request.
@@ -198,7 +200,8 @@ impl RequestReader {
                 *bytes = &[];
                 return (passed > 0).then_some(Found::Bytes(&input[..passed]));
             };
-            let start = RequestStart { command, length, is_first: passed == 0 };
+            let content = &rest[HEADER + 1..rest.len().min(HEADER + length)];
+            let start = RequestStart { command, length, content, is_first: passed == 0 };
             let interest = interest(start);
             if passed > 0 && matches!(interest, Interest::Hold | Interest::Refuse) {
                 return Some(Found::Bytes(&input[..passed])); // the next call finds the request at the front
@@ -238,7 +241,7 @@ mod tests {
     const OBSERVED: u8 = 1;
     const HELD: u8 = 2;
 
-    fn interest(start: RequestStart) -> Interest {
+    fn interest(start: RequestStart<'_>) -> Interest {
         match start.command {
             OBSERVED => Interest::Observe,
             HELD => Interest::Hold,
@@ -330,7 +333,7 @@ mod tests {
         let mut reader = RequestReader::default();
         let mut rest = &bytes[..];
         assert_eq!(reader.next(&mut rest, interest), Some(Found::Bytes(&bytes[..5])));
-        let start = RequestStart { command: 3, length: 2, is_first: true };
+        let start = RequestStart { command: 3, length: 2, content: b"x", is_first: true };
         assert_eq!(reader.next(&mut rest, interest), Some(Found::Refused(start)));
     }
 

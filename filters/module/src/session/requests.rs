@@ -3,15 +3,15 @@
 //! A command that changes the identity is held until it is complete, if no response is outstanding. While statements are
 //! observed, requests with statements are shown when their bytes have passed.
 
-use mysql_proto::capability::Capabilities;
-use mysql_proto::request_reader::{Found, Interest, Request, RequestReader, RequestStart};
+use mysql_proto::command::Command;
+use mysql_proto::request_reader::{Found, Interest, Request, RequestStart};
 use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::TrackerState;
 
 use super::Session;
 use super::identity;
-use super::traffic::Traffic;
-use crate::statements::{self, SessionStatements};
+use crate::commands::{ChangeUserResult, Commands};
+use crate::statements;
 
 impl Session {
     /// To be called first with bytes of the client. Some: the bytes to read instead, which begin with earlier ones.
@@ -30,61 +30,49 @@ impl Session {
 
     /// Finds the next request in the bytes of the client, which must not be empty. None: all bytes are kept.
     pub(crate) fn next_request<'a>(&self, bytes: &mut &'a [u8]) -> Option<Found<'a>> {
-        if self.is_opaque() {
-            self.with_traffic(|traffic| traffic.commands.statements = None);
-            return Some(Found::Bytes(std::mem::take(bytes)));
-        }
-        let mut reader = self.requests.borrow_mut();
-        self.follow_statements_switch(&reader);
-        let expects_command = self.with_traffic(|traffic| traffic.tracker.expects_command()).unwrap_or_default();
-        let is_observing = self.with_traffic(|traffic| traffic.commands.statements.is_some()).unwrap_or_default();
         let awaits_client = self.awaits_client();
-        reader.next(bytes, |start: RequestStart| match start {
+        let mut traffic = self.traffic.borrow_mut();
+        let Some(traffic) = traffic.as_mut().filter(|traffic| traffic.tracker.state() != TrackerState::Opaque) else {
+            return Some(Found::Bytes(std::mem::take(bytes)));
+        };
+        self.follow_statements_switch(&mut traffic.commands);
+        let statements = &traffic.commands.statements;
+        let expects_command = traffic.tracker.expects_command();
+        self.requests.borrow_mut().next(bytes, |start: RequestStart<'_>| match Command::from(start.command) {
             _ if !expects_command => Interest::None,
-            start if start.is_first && awaits_client && identity::may_change(start.command) => {
-                identity::interest(start)
-            }
-            start if is_observing && SessionStatements::is_observed(start.command) => Interest::Observe,
+            Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
+            command if statements.is_observed(command, start.content) => Interest::Observe,
             _ => Interest::None,
         })
     }
 
     /// The client's bytes up to the end of this request were tracked.
     pub(crate) fn on_request(&self, request: &Request<'_>) {
-        self.with_traffic(|traffic| {
-            if let Some(statements) = &mut traffic.commands.statements {
-                statements.on_request(&self.worker.statements, request);
-            }
-        });
+        self.with_traffic(|traffic| traffic.commands.statements.on_request(&self.worker.statements, request));
     }
 
-    /// Begins or ends to observe statements between two commands, as the control plane wants.
-    fn follow_statements_switch(&self, reader: &RequestReader) {
-        let mut traffic = self.traffic.borrow_mut();
-        let Some(traffic) = &mut *traffic else { return };
-        if traffic.commands.statements.is_some() == statements::is_on() {
+    /// Collects statistics of statements or not, as the control plane wants.
+    fn follow_statements_switch(&self, commands: &mut Commands) {
+        let is_on = statements::is_on();
+        if commands.statements.is_collecting() == is_on {
             return;
         }
-        if traffic.commands.statements.is_some() {
-            traffic.commands.statements = None;
-        } else if traffic.commands.is_idle() && reader.is_between_requests() {
-            traffic.commands.statements = Some(Box::new(self.new_statements(traffic)));
+        if is_on {
+            commands.statements.collect(&self.worker.statements, &self.user());
+        } else {
+            commands.statements.stop_collecting();
         }
     }
 
-    /// The user has changed.
-    pub(super) fn update_statements_user(&self) {
-        let user = self.user();
-        self.with_traffic(|traffic| {
-            if let Some(statements) = &mut traffic.commands.statements {
-                statements.set_user(&self.worker.statements, &user);
-            }
-        });
-    }
-
-    fn new_statements(&self, traffic: &Traffic) -> SessionStatements {
-        let has_attributes = traffic.capabilities.has(Capabilities::QUERY_ATTRIBUTES);
-        SessionStatements::new(&self.worker.statements, &self.user(), has_attributes)
+    /// A change of user has ended.
+    pub(super) fn update_statements_user(&self, result: ChangeUserResult) {
+        let names = self.identity.change_user_names();
+        if let Some(names) = names.filter(|_| result.error.is_none()) {
+            self.with_traffic(|traffic| {
+                let statements = &mut traffic.commands.statements;
+                statements.on_user_changed(&self.worker.statements, names.user(), names.database());
+            });
+        }
     }
 
     fn is_opaque(&self) -> bool {

@@ -1,6 +1,6 @@
 use mysql_proto::capability::Capabilities;
 use mysql_proto::packet::Header;
-use mysql_proto::request_reader::{Found, Interest, RequestReader};
+use mysql_proto::request_reader::{Found, Interest, RequestReader, RequestStart};
 use mysql_proto::tracker::{CommandObserver, Tracker};
 
 use super::*;
@@ -26,7 +26,7 @@ struct Observer<'a> {
 
 impl CommandObserver for Observer<'_> {
     fn on_command_started(&mut self, command: Command) {
-        self.statements.on_command_started(command, Instant::now());
+        self.statements.on_command_started(command);
     }
 
     fn on_prepared(&mut self, statement: u32) {
@@ -49,11 +49,13 @@ fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
 impl Session {
     fn new() -> Self {
         let collector = StatementCollector::default();
+        let mut statements = SessionStatements::new(false, b"first");
+        statements.collect(&collector, b"app");
         Self {
             node: Arc::new(SharedNode::default()),
             reader: RequestReader::default(),
             tracker: Tracker::new(Capabilities::PROTOCOL_41.with(Capabilities::DEPRECATE_EOF)),
-            statements: SessionStatements::new(&collector, b"app", false),
+            statements,
             collector,
         }
     }
@@ -65,10 +67,13 @@ impl Session {
 
     fn receive_from_client(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
-        let interest =
-            |command| if SessionStatements::is_observed(command) { Interest::Observe } else { Interest::None };
         while !rest.is_empty() {
-            let (passed, request) = match self.reader.next(&mut rest, |start| interest(start.command)) {
+            let statements = &self.statements;
+            let interest = |start: RequestStart<'_>| {
+                let is_observed = statements.is_observed(Command::from(start.command), start.content);
+                if is_observed { Interest::Observe } else { Interest::None }
+            };
+            let (passed, request) = match self.reader.next(&mut rest, interest) {
                 Some(Found::Bytes(bytes)) => (bytes, None),
                 Some(Found::Observed(bytes, request)) => (bytes, Some(request)),
                 other => panic!("{other:?}"),
@@ -195,4 +200,40 @@ fn statement_that_is_too_long_counts_as_unknown() {
     session.send(0x03, &[b'1'; 2 * 1024 * 1024]);
     session.answer(&[OK]);
     assert_eq!(session.seen(), [row("", 1, 0, 0, 0, 11)]);
+}
+
+#[test]
+fn database_is_known_also_without_statistics() {
+    let mut session = Session::new();
+    session.statements.stop_collecting();
+    assert_eq!(&*session.statements.database, b"first");
+    for (command, content, answers, expected) in [
+        (0x02, &b"second"[..], &[OK][..], &b"second"[..]),
+        (0x02, b"none", &[ERROR], b"second"),
+        (0x03, b"use `third`", &[OK], b"third"),
+        (0x03, b"use none", &[ERROR], b"third"),
+        (0x03, b"/* c */ use a; use b; use c", &[OK_AND_MORE, OK_AND_MORE, ERROR], b"b"),
+        (0x03, b"select 1", &[OK], b"b"),
+    ] {
+        session.send(command, content);
+        session.answer(answers);
+        assert_eq!(&*session.statements.database, expected);
+    }
+    session.statements.on_user_changed(&session.collector, b"other", b"");
+    assert_eq!(&*session.statements.database, b"");
+    assert_eq!(session.seen(), []);
+}
+
+#[test]
+fn statement_that_was_prepared_before_statistics_were_collected_is_known() {
+    let mut session = Session::new();
+    session.statements.stop_collecting();
+    session.send(0x16, b"select 1");
+    session.answer(&[&[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]);
+    session.send(0x17, &1_u32.to_le_bytes());
+    session.answer(&[OK]);
+    session.statements.collect(&session.collector, b"app");
+    session.send(0x17, &1_u32.to_le_bytes());
+    session.answer(&[OK]);
+    assert_eq!(session.seen(), [row("select ?", 1, 0, 0, 9, 11)]);
 }
