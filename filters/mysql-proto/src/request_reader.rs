@@ -60,6 +60,18 @@ pub enum Request<'a> {
 }
 
 impl Request<'_> {
+    /// The sequence number of the response.
+    #[must_use]
+    pub fn response_sequence(&self) -> u8 {
+        let mut packets = &**self;
+        let mut sequence = 0;
+        while let Some(header) = Header::parse(packets) {
+            sequence = header.sequence;
+            packets = &packets[HEADER + header.length..];
+        }
+        sequence.wrapping_add(1)
+    }
+
     /// The payload of all packets.
     #[must_use]
     pub fn payload(&self) -> Cow<'_, [u8]> {
@@ -287,6 +299,8 @@ mod tests {
                         seen.observed.push((request.payload().into_owned(), seen.passed.len()));
                     }
                     Some(Found::Held(request)) => {
+                        let packets = request.payload().len() / MAX_PAYLOAD + 1;
+                        assert_eq!(usize::from(request.response_sequence()), packets);
                         seen.held.push((request.payload().into_owned(), seen.passed.len()));
                         seen.passed.extend(&*request);
                     }

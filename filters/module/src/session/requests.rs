@@ -3,8 +3,11 @@
 //! A command that changes the identity is held until it is complete, if no response is outstanding. While statements are
 //! observed, requests with statements are shown when their bytes have passed.
 
+use std::cell::{Cell, RefCell};
+
 use mysql_proto::command::Command;
-use mysql_proto::request_reader::{Found, Interest, Request, RequestStart};
+use mysql_proto::error::ProxyError;
+use mysql_proto::request_reader::{Found, Interest, Request, RequestReader, RequestStart};
 use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::TrackerState;
 
@@ -13,10 +16,39 @@ use super::identity;
 use crate::commands::{ChangeUserResult, Commands};
 use crate::statements;
 
+/// What becomes of a held request.
+pub(crate) enum Decision {
+    Pass,
+    /// These packets pass instead.
+    Change(SecretBytes),
+    /// The client gets this packet instead of a response of the node.
+    Answer(Vec<u8>),
+    /// The client gets this error, and the session ends.
+    Reject(ProxyError),
+}
+
+/// Why the client's next request is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum RequestHold {
+    #[default]
+    None,
+    /// Its answer must follow the responses of the node.
+    Responses,
+}
+
+/// The requests of one session.
+#[derive(Default)]
+pub(super) struct SessionRequests {
+    reader: RefCell<RequestReader>,
+    hold: Cell<RequestHold>,
+    /// The decision about the held request, if it was made before the request can be answered.
+    decision: RefCell<Option<Decision>>,
+}
+
 impl Session {
     /// To be called first with bytes of the client. Some: the bytes to read instead, which begin with earlier ones.
     pub(crate) fn join_client_bytes(&self, bytes: &[u8]) -> Option<SecretBytes> {
-        let mut reader = self.requests.borrow_mut();
+        let mut reader = self.requests.reader.borrow_mut();
         if !self.is_opaque() {
             return reader.join(bytes);
         }
@@ -38,7 +70,7 @@ impl Session {
         self.follow_statements_switch(&mut traffic.commands);
         let statements = &traffic.commands.statements;
         let expects_command = traffic.tracker.expects_command();
-        self.requests.borrow_mut().next(bytes, |start: RequestStart<'_>| match Command::from(start.command) {
+        self.requests.reader.borrow_mut().next(bytes, |start: RequestStart<'_>| match Command::from(start.command) {
             _ if !expects_command => Interest::None,
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
             command if statements.is_observed(command, start.content) => Interest::Observe,
@@ -49,6 +81,42 @@ impl Session {
     /// The client's bytes up to the end of this request were tracked.
     pub(crate) fn on_request(&self, request: &Request<'_>) {
         self.with_traffic(|traffic| traffic.commands.statements.on_request(&self.worker.statements, request));
+    }
+
+    /// Decides about a held request.
+    pub(crate) fn decide(&self, request: &Request<'_>) -> Decision {
+        if let Some(decision) = self.requests.decision.take() {
+            return decision;
+        }
+        match self.check_identity_command(request) {
+            Ok(None) => Decision::Pass,
+            Ok(Some(changed)) => Decision::Change(changed),
+            Err(why) => Decision::Reject(why),
+        }
+    }
+
+    /// Whether the client has got all responses, so that it may get an answer of the module.
+    pub(crate) fn may_answer(&self) -> bool {
+        self.awaits_client() && !self.client.has_unsent()
+    }
+
+    /// Holds the client's next request until it may be answered.
+    pub(crate) fn hold_answer(&self, answer: Vec<u8>) {
+        self.requests.decision.replace(Some(Decision::Answer(answer)));
+        self.requests.hold.set(RequestHold::Responses);
+    }
+
+    /// Whether the client's next request is held, so that nothing is read from the client.
+    pub(crate) fn is_request_held(&self) -> bool {
+        self.requests.hold.get() != RequestHold::None
+    }
+
+    /// The node has responded, or the client has received bytes.
+    pub(super) fn continue_held_request(&self) {
+        if self.requests.hold.get() == RequestHold::Responses && (self.may_answer() || self.is_opaque()) {
+            self.requests.hold.set(RequestHold::None);
+            self.client.read_again();
+        }
     }
 
     /// Collects statistics of statements or not, as the control plane wants.
