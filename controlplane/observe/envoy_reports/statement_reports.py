@@ -82,6 +82,7 @@ class StatementReportService:
                 grpc.StatusCode.UNAVAILABLE,
                 "no metrics of this Envoy have arrived yet, so its id is unknown; report again",
             )
+        assert envoy is not None  # `abort` raises
         await authorize(context, envoy)
         self._publish(report)
         if self._forwarder is not None:

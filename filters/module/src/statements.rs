@@ -69,7 +69,7 @@ mod tests {
         configure(Some(StatementsConfig { max_rows: 10.0, interval: 5.0 }));
         assert_eq!(config().map(|config| (config.max_rows, config.interval.as_secs())), Some((10, 5)));
         add(row.clone());
-        assert_eq!(take_rows(10), [row.clone()]);
+        assert_eq!(take_rows(10), std::slice::from_ref(&row));
         assert_eq!(take_rows(10), []);
         add(row);
         configure(None);

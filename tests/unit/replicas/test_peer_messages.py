@@ -10,8 +10,10 @@ from envoy.service.load_stats.v3 import lrs_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.config.statements import StatementSettings
 from controlplane.model.envoys import EnvoyStatus, Nack
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
+from controlplane.observe.statements.collector import StatementCollector
 from controlplane.replicas import peer_feed_pb2, peer_messages
 from controlplane.replicas.merged_fleet import ReplicaFleet
 from tests.support.controlplane.peer_sync import RecordedFacts
@@ -66,7 +68,10 @@ class RecordingReader:
         self.loads, self.reports = facts.loads, facts.reports
         self.fleets: list[ReplicaFleet] = []
         metrics = MetricsService(facts.put_module_report, lambda: 0.0, known_nodes=lambda: {NODE})
-        self._reader = peer_messages.PeerMessageReader(facts, self.event_log, metrics, self.fleets.append)
+        self.statements = StatementCollector(StatementSettings(digests="on"), lambda: 0.0)
+        self._reader = peer_messages.PeerMessageReader(
+            facts, self.event_log, metrics, self.statements, self.fleets.append
+        )
 
     def receive(self, message: bytes, now: float = 0.0) -> None:
         self._reader.receive(message, now)

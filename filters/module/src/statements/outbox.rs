@@ -3,6 +3,7 @@
 //! A report that may have arrived is sent again, unchanged and with the same number, so that it counts exactly once.
 //! Meanwhile, later statistics wait. Both are bounded, however long no control plane answers.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,17 @@ use super::window::{RowLimits, Statement, StatementRow, merge};
 /// Control planes answer, but do not accept the report: then it is dropped, since it would be rejected for ever. Some
 /// rejections are temporary: a control plane that has just started does not know this Envoy yet.
 const MAX_REJECTIONS: u32 = 20;
+
+/// How the control plane has answered a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer<'a> {
+    /// It has not answered.
+    Missing,
+    /// The body of a response.
+    Body(&'a [u8]),
+    /// The report is invalid.
+    Invalid,
+}
 
 /// What became of a report that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,27 +79,33 @@ impl Outbox {
         *self = Self { sequence: self.sequence, ..Self::default() };
     }
 
-    /// Applies the body of a response with status 200. None: the request has failed.
-    pub(super) fn on_response(&mut self, body: Option<&[u8]>) -> SendResult {
+    /// Applies the answer to the last report.
+    pub(super) fn on_answer(&mut self, answer: Answer<'_>) -> SendResult {
         let Some(report) = &self.unacknowledged else { return SendResult::Forgotten };
-        let Some(body) = body else { return SendResult::Failed };
-        if unframed::<ReportResponse>(body).is_some_and(|response| response.sequence == report.sequence) {
+        let result = match answer {
+            Answer::Missing => SendResult::Failed,
+            Answer::Invalid => SendResult::Dropped,
+            Answer::Body(body) if is_acknowledgement(body, report.sequence) => SendResult::Acknowledged,
+            Answer::Body(_) => {
+                self.rejections += 1;
+                if self.rejections < MAX_REJECTIONS { SendResult::Failed } else { SendResult::Dropped }
+            }
+        };
+        if result != SendResult::Failed {
             self.unacknowledged = None;
-            return SendResult::Acknowledged;
         }
-        self.rejections += 1;
-        if self.rejections < MAX_REJECTIONS {
-            return SendResult::Failed;
-        }
-        self.unacknowledged = None;
-        SendResult::Dropped
+        result
     }
+}
+
+fn is_acknowledgement(body: &[u8], sequence: u64) -> bool {
+    unframed::<ReportResponse>(body).is_some_and(|response| response.sequence == sequence)
 }
 
 /// A report with these rows, which lists each statement once.
 fn encode(rows: Vec<StatementRow>) -> ReportRequest {
     let mut report = ReportRequest::default();
-    let mut numbers = std::collections::HashMap::new();
+    let mut numbers = HashMap::new();
     for row in rows {
         let statement = row.statement.map_or(0, |statement| {
             *numbers.entry(statement.digest).or_insert_with(|| {
@@ -162,11 +180,11 @@ mod tests {
         let mut outbox = Outbox::default();
         outbox.add(rows(&[1]), PERIOD, LIMITS);
         let first = outbox.next("i").cloned();
-        assert_eq!(outbox.on_response(None), SendResult::Failed);
+        assert_eq!(outbox.on_answer(Answer::Missing), SendResult::Failed);
         outbox.add(rows(&[2, 3]), PERIOD, LIMITS);
         outbox.add(rows(&[4, 3]), PERIOD, LIMITS);
         assert_eq!(outbox.next("i").cloned(), first);
-        assert_eq!(outbox.on_response(Some(&acknowledgement(1))), SendResult::Acknowledged);
+        assert_eq!(outbox.on_answer(Answer::Body(&acknowledgement(1))), SendResult::Acknowledged);
         let second = outbox.next("i").expect("a report");
         assert_eq!((second.sequence, second.milliseconds), (2, 10_000));
         let counts: Vec<_> = second.rows.iter().map(|row| (row.microseconds, row.count)).collect();
@@ -179,8 +197,8 @@ mod tests {
         let mut outbox = Outbox::default();
         outbox.add(rows(&[1]), PERIOD, LIMITS);
         assert!(outbox.next("i").is_some());
-        assert_eq!(outbox.on_response(Some(&acknowledgement(2))), SendResult::Failed);
-        assert_eq!(outbox.on_response(Some(b"")), SendResult::Failed);
+        assert_eq!(outbox.on_answer(Answer::Body(&acknowledgement(2))), SendResult::Failed);
+        assert_eq!(outbox.on_answer(Answer::Body(b"")), SendResult::Failed);
         assert_eq!(outbox.next("i").map(|report| report.sequence), Some(1));
     }
 
@@ -189,8 +207,17 @@ mod tests {
         let mut outbox = Outbox::default();
         outbox.add(rows(&[1]), PERIOD, LIMITS);
         assert!(outbox.next("i").is_some());
-        let results: Vec<_> = (0..MAX_REJECTIONS).map(|_| outbox.on_response(Some(b""))).collect();
+        let results: Vec<_> = (0..MAX_REJECTIONS).map(|_| outbox.on_answer(Answer::Body(b""))).collect();
         assert_eq!(results.last(), Some(&SendResult::Dropped));
+        assert!(outbox.next("i").is_none());
+    }
+
+    #[test]
+    fn an_invalid_report_is_dropped_at_once() {
+        let mut outbox = Outbox::default();
+        outbox.add(rows(&[1]), PERIOD, LIMITS);
+        assert!(outbox.next("i").is_some());
+        assert_eq!(outbox.on_answer(Answer::Invalid), SendResult::Dropped);
         assert!(outbox.next("i").is_none());
     }
 
@@ -200,7 +227,7 @@ mod tests {
         outbox.add(rows(&[1]), PERIOD, LIMITS);
         assert!(outbox.next("i").is_some());
         outbox.clear();
-        assert_eq!(outbox.on_response(Some(&acknowledgement(1))), SendResult::Forgotten);
+        assert_eq!(outbox.on_answer(Answer::Body(&acknowledgement(1))), SendResult::Forgotten);
         outbox.add(rows(&[2]), PERIOD, LIMITS);
         assert_eq!(outbox.next("i").map(|report| (report.sequence, report.milliseconds)), Some((2, 5000)));
     }

@@ -7,7 +7,7 @@ use envoy_abi::extension::{Counter, Metrics};
 use envoy_abi::http_callout::{HttpClient, HttpRequest, HttpResponse};
 
 use super::messages::framed;
-use super::outbox::{Outbox, SendResult};
+use super::outbox::{Answer, Outbox, SendResult};
 use super::window::RowLimits;
 use crate::telemetry;
 
@@ -16,6 +16,11 @@ const CLUSTER: &str = "tidevoy_control_plane";
 const PATH: &str = "/tidevoy.statements.v1.StatementReports/Report";
 const HEADERS: [(&str, &str); 3] = [("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "5S")];
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Of several failures in a row, only this one is logged. The first ones are usual: a control plane accepts no reports
+/// until it has got the first metrics of this Envoy.
+const LOGGED_FAILURE: u32 = 3;
+/// The code `INVALID_ARGUMENT` of gRPC.
+const INVALID_ARGUMENT: &str = "3";
 /// The control plane accepts messages of at most 4 MiB.
 const MAX_BYTES: usize = 3 << 20;
 
@@ -26,8 +31,8 @@ pub(crate) struct StatementReporter {
     /// When the statistics were last taken. None: they are off.
     taken_at: Cell<Option<Duration>>,
     is_waiting: Cell<bool>,
-    /// Whether the last report failed, so that only the first of several failures is logged.
-    has_failed: Cell<bool>,
+    /// How many reports in a row have failed.
+    failures: Cell<u32>,
     /// Results that are not counted yet, because Envoy's hook for responses gets no metrics.
     results: RefCell<Vec<SendResult>>,
 }
@@ -39,7 +44,7 @@ impl StatementReporter {
             outbox: RefCell::default(),
             taken_at: Cell::new(None),
             is_waiting: Cell::new(false),
-            has_failed: Cell::new(false),
+            failures: Cell::new(0),
             results: RefCell::default(),
         })
     }
@@ -88,13 +93,11 @@ impl StatementReporter {
 
     /// Applies Envoy's response to the report.
     pub(crate) fn on_response(&self, response: Option<&HttpResponse>) {
-        let is_answered = response.is_some_and(|response| response.header(":status") == Some("200"));
-        let body = response.filter(|_| is_answered).map(|response| response.body.as_slice());
-        let result = self.outbox.borrow_mut().on_response(body);
+        let result = self.outbox.borrow_mut().on_answer(answer(response));
         self.is_waiting.set(false);
         match result {
             SendResult::Acknowledged => {
-                self.has_failed.set(false);
+                self.failures.set(0);
                 self.results.borrow_mut().push(result);
             }
             SendResult::Failed | SendResult::Dropped => self.on_failure(result, &reason(response)),
@@ -105,12 +108,23 @@ impl StatementReporter {
     fn on_failure(&self, result: SendResult, reason: &str) {
         self.is_waiting.set(false);
         self.results.borrow_mut().push(result);
-        if !self.has_failed.replace(true) {
+        self.failures.set(self.failures.get().saturating_add(1));
+        if self.failures.get() == LOGGED_FAILURE {
             envoy_abi::log!(
                 Warn,
                 "the control plane did not accept the statistics of statements, which are sent again ({reason})"
             );
         }
+    }
+}
+
+fn answer(response: Option<&HttpResponse>) -> Answer<'_> {
+    match response {
+        Some(response) if response.header(":status") != Some("200") => Answer::Missing,
+        // Without a message, gRPC sends the status as a header.
+        Some(response) if response.header("grpc-status") == Some(INVALID_ARGUMENT) => Answer::Invalid,
+        Some(response) => Answer::Body(&response.body),
+        None => Answer::Missing,
     }
 }
 
@@ -127,5 +141,33 @@ fn name(result: SendResult) -> &'static str {
         SendResult::Failed => "failed",
         SendResult::Dropped => "dropped",
         SendResult::Forgotten => "forgotten",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(headers: &[(&str, &str)]) -> HttpResponse {
+        let headers = headers.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        HttpResponse::new(headers, b"body".to_vec())
+    }
+
+    #[test]
+    fn only_a_response_of_the_control_plane_is_an_answer() {
+        assert_eq!(answer(None), Answer::Missing);
+        assert_eq!(answer(Some(&response(&[(":status", "503")]))), Answer::Missing);
+        assert_eq!(answer(Some(&response(&[(":status", "200")]))), Answer::Body(b"body"));
+        assert_eq!(answer(Some(&response(&[(":status", "200"), ("grpc-status", "14")]))), Answer::Body(b"body"));
+        assert_eq!(answer(Some(&response(&[(":status", "200"), ("grpc-status", "3")]))), Answer::Invalid);
+    }
+
+    #[test]
+    fn the_most_exact_reason_is_logged() {
+        let all = [(":status", "200"), ("grpc-status", "14"), ("grpc-message", "why")];
+        assert_eq!(reason(Some(&response(&all))), "grpc-message: why");
+        assert_eq!(reason(Some(&response(&all[..2]))), "grpc-status: 14");
+        assert_eq!(reason(Some(&response(&all[..1]))), ":status: 200");
+        assert_eq!(reason(None), "the connection was reset");
     }
 }

@@ -1,7 +1,8 @@
 //! The statistics of statements in a period of time, and their sums.
 
-use std::collections::HashMap;
+use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::node;
@@ -75,7 +76,7 @@ pub(crate) struct RowLimits {
 /// stay; the other rows are summed per node in rows without a statement.
 pub(crate) fn merge(rows: impl IntoIterator<Item = StatementRow>, limits: RowLimits) -> Vec<StatementRow> {
     let (mut kept, mut rest): (Vec<_>, Vec<_>) = sum(rows).partition(|row| row.statement.is_some());
-    kept.sort_by(|one, other| other.stats.microseconds.cmp(&one.stats.microseconds));
+    kept.sort_by_key(|row| Reverse(row.stats.microseconds));
     let fitting = count_fitting(&kept, limits);
     rest.extend(kept.drain(fitting..));
     kept.extend(sum(rest.into_iter().map(|row| StatementRow { statement: None, user: String::new(), ..row })));
@@ -99,7 +100,7 @@ fn sum(rows: impl IntoIterator<Item = StatementRow>) -> impl Iterator<Item = Sta
 /// How many of the first rows are within the limits.
 fn count_fitting(rows: &[StatementRow], limits: RowLimits) -> usize {
     let mut bytes = 0;
-    let mut statements = std::collections::HashSet::new();
+    let mut statements = HashSet::new();
     let is_within = |row: &&StatementRow| {
         let text = row.statement.as_ref().filter(|statement| statements.insert(statement.digest));
         bytes += row.encoded_bytes() + text.map_or(0, |statement| statement.text.len() + 64);
