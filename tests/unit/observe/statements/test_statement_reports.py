@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -54,7 +55,5 @@ def test_invalid_report(rows: list[dict[str, Any]], values: dict[str, Any], prob
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_report_or_invalid(data: bytes) -> None:
-    try:
+    with suppress(InvalidStatementReport):
         parse_report(decode_report(data), "envoy-1")
-    except InvalidStatementReport as error:
-        assert str(error).startswith("the report of statements is invalid: ")

@@ -72,7 +72,14 @@ def test_executions_of_all_users_and_nodes_are_summed() -> None:
 
 @pytest.mark.parametrize(
     ("sort", "numbers"),
-    [("time", [1, 2]), ("count", [2, 1]), ("errors", [1, 2]), ("rows", [1, 2]), ("p95", [1, 2]), ("max", [1, 2])],
+    [
+        ("time", [1, 2]),
+        ("count", [2, 1]),
+        ("errors", [1, 2]),
+        ("rows", [1, 2]),
+        ("p95", [1, 2]),
+        ("max", [1, 2]),
+    ],
 )
 def test_order(sort: Any, numbers: list[int]) -> None:
     result = summarize(window(*ROWS), StatementQuery(sort=sort))
