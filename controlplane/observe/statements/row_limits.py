@@ -12,7 +12,7 @@ from controlplane.model.statements import (
     add_counts,
 )
 
-_MAX_OTHER_ROWS = 500  # rows without a statement, one per node and Envoy
+_MAX_OTHER_ROWS = 200  # rows without a statement, one per node and Envoy
 
 
 def merge_rows(one: Rows, other: Rows) -> dict[StatementKey, StatementCounts]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import TypeAlias
 
 from controlplane.model.statements import (
     COUNT,
@@ -25,7 +26,11 @@ from controlplane.model.statements import (
 from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS, quantile
 
 _MAX_NAMES = 20  # users and nodes that a summary lists
-_NO_DIGEST = ""
+
+Entry: TypeAlias = tuple[str, str]
+"""A digest, and the user or node if the query splits by it."""
+
+_OTHERS: Entry = ("", "")
 
 
 def latency_quantile(q: float, latency: Sequence[float], max_seconds: float) -> float | None:
@@ -49,41 +54,58 @@ def latency_quantile(q: float, latency: Sequence[float], max_seconds: float) -> 
 
 def summarize(window: StatementWindow, query: StatementQuery) -> StatementSummaries:
     """Return the statements that match the query, sorted and limited."""
-    sums: dict[tuple[str, str], StatementCounts] = {}  # by digest, and user or node if the query splits
-    users: dict[tuple[str, str], dict[str, float]] = {}
-    nodes: dict[tuple[str, str], dict[str, float]] = {}
-    total_time = 0.0
-    for key, counts in _matching_rows(window, query):
-        part = "" if query.by is None or not key.digest else getattr(key, query.by)
-        entry = (key.digest, part)
+    rows = list(_matching_rows(window, query))
+    sums: dict[Entry, StatementCounts] = {}
+    for key, counts in rows:
+        entry = _entry_of(key, query)
         before = sums.get(entry)
         sums[entry] = counts if before is None else add_counts(before, counts)
-        time = counts[MICROSECONDS]
-        total_time += time
-        for names, name in ((users, key.user), (nodes, key.node)):
-            of_entry = names.setdefault(entry, {})
-            of_entry[name] = of_entry.get(name, 0.0) + time
+    total_time = sum(counts[MICROSECONDS] for counts in sums.values())
+    others = sums.pop(_OTHERS, new_counts())
+    sort_value = _SORT_VALUES[query.sort]
+    ordered = sorted(sums, key=lambda entry: (-sort_value(sums[entry]), entry))[: query.limit]
+    names = _largest_names(rows, query, {*ordered, _OTHERS})
 
-    def summary(entry: tuple[str, str], counts: StatementCounts) -> StatementSummary:
+    def summary(entry: Entry, counts: StatementCounts) -> StatementSummary:
         digest, part = entry
+        users, nodes = names[entry]
         return StatementSummary(
             counts=counts,
             share=counts[MICROSECONDS] / total_time if total_time else 0.0,
             per_second=counts[COUNT] / window.seconds,
-            users=_largest(users.get(entry, {})),
-            nodes=_largest(nodes.get(entry, {})),
+            users=users,
+            nodes=nodes,
             digest=digest,
             text=window.texts.get(digest),
             user=part if query.by == "user" and digest else None,
             node=part if query.by == "node" and digest else None,
         )
 
-    others = summary((_NO_DIGEST, ""), sums.pop((_NO_DIGEST, ""), new_counts()))
-    sort_value = _SORT_VALUES[query.sort]
-    ordered = sorted(sums, key=lambda entry: (-sort_value(sums[entry]), entry))
     return StatementSummaries(
-        tuple(summary(entry, sums[entry]) for entry in ordered[: query.limit]), others, len(sums)
+        tuple(summary(entry, sums[entry]) for entry in ordered), summary(_OTHERS, others), len(sums)
     )
+
+
+def _entry_of(key: StatementKey, query: StatementQuery) -> Entry:
+    if not key.digest:
+        return _OTHERS
+    if query.by is None:
+        return key.digest, ""
+    return key.digest, key.user if query.by == "user" else key.node
+
+
+def _largest_names(
+    rows: Iterable[tuple[StatementKey, StatementCounts]], query: StatementQuery, entries: Set[Entry]
+) -> Mapping[Entry, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the users and the nodes with the most time, for these entries."""
+    users: dict[Entry, dict[str, float]] = {entry: {} for entry in entries}
+    nodes: dict[Entry, dict[str, float]] = {entry: {} for entry in entries}
+    for key, counts in rows:
+        entry = _entry_of(key, query)
+        if entry in entries:
+            for of_entry, name in ((users[entry], key.user), (nodes[entry], key.node)):
+                of_entry[name] = of_entry.get(name, 0.0) + counts[MICROSECONDS]
+    return {entry: (_largest(users[entry]), _largest(nodes[entry])) for entry in entries}
 
 
 def _matching_rows(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from controlplane.model.statements import COUNT, MICROSECONDS, StatementWindow
+from controlplane.observe.envoy_reports.statement_reports import parse_report
 from controlplane.observe.statements import row_limits, store
 from controlplane.observe.statements.store import StatementStore
-from tests.support.controlplane.statement_reports import digest_of, report, row, text_of
+from tests.support.controlplane.statement_reports import digest_of, report, report_message, row, text_of
 
 START = 1_800_000_000.0  # a multiple of 60
 
@@ -112,6 +115,20 @@ def test_texts_are_bounded_and_the_latest_stay(clock: Clock, monkeypatch: pytest
     texts = statements.window(60).texts
     assert len(texts) <= 4
     assert digest_of(9) in texts
+
+
+def test_memory_of_a_row(clock: Clock) -> None:
+    """The bound of the whole store depends on this number."""
+    statements = StatementStore(clock)
+    messages = [
+        report_message(*(row(1, f"user{n}", f"node{i}") for n in range(500)), sequence=i) for i in range(1, 4)
+    ]
+    tracemalloc.start()
+    for message in messages:
+        statements.add(parse_report(message, "envoy-1"))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / 1500 < 700
 
 
 def test_known_processes_are_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
