@@ -204,7 +204,7 @@ async def test_pages_show_statements_with_escaped_texts(server: ApiServer) -> No
         missing = await server.http.get(f"/console/statements/{digest_of(9)}", headers=HTML)
         assert missing.status_code == 404
         filtered = (await server.http.get("/console/statements?user=nobody", headers=HTML)).text
-        assert "No statements in this period" in filtered
+        assert "No statements of the user nobody in this period" in filtered
 
 
 async def test_page_says_how_to_turn_statistics_on(tmp_path: Path, ports: Ports) -> None:
