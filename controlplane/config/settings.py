@@ -29,6 +29,7 @@ from controlplane.config.own_tls import ClientTls, XdsTls
 from controlplane.config.replicas import ReplicaSettings
 from controlplane.config.rollouts import RolloutSettings
 from controlplane.config.sql import BackendSettings, SqlSettings
+from controlplane.config.statements import StatementSettings
 from controlplane.config.tls import SqlTlsSettings
 from controlplane.config.types import (
     Address,
@@ -211,6 +212,7 @@ class Settings(SettingsSection):
     backup: BackupSettings = section(BackupSettings, "Backup nodes.")
     drain: DrainSettings = section(DrainSettings, "Draining and removal of nodes.")
     module: ModuleSettings = section(ModuleSettings, "Switches of parts of the module.")
+    statements: StatementSettings = section(StatementSettings, "Statistics of statements.")
     migration: MigrationSettings = section(MigrationSettings, "Session migration.")
     rebalance: RebalanceSettings = section(RebalanceSettings, "Rebalancing of existing sessions.")
     rollouts: RolloutSettings = section(RolloutSettings, "Rolling operations.")

@@ -72,11 +72,6 @@ impl Commands {
         CommandRecorder { commands: self, node, collector }
     }
 
-    /// Whether no command is outstanding.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.outstanding == 0
-    }
-
     /// When the last command ended. None: no command has ended.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
         self.idle_since

@@ -5,6 +5,7 @@ mod live;
 
 pub(crate) use live::{
     KeepaliveConfig, LimitConfig, LiveConfig, LoginLogConfig, MigrationLimitsConfig, NodeInfo, Settings,
+    StatementsConfig,
 };
 
 use std::path::PathBuf;

@@ -1,27 +1,51 @@
 //! Statistics of statements: how often each ran, for which user and at which node, and what it cost.
 //!
 //! [`session`] follows the statements of one session. [`collector`] sums them in one worker. The main thread takes the
-//! sums of all workers, as [`window`] describes.
+//! sums of all workers ([`window`]), and sends them to the control plane ([`report`]).
 
 mod collector;
+mod messages;
+mod outbox;
+pub(crate) mod report;
+mod rows;
 mod session;
 mod window;
 
 pub(crate) use collector::StatementCollector;
 pub(crate) use session::SessionStatements;
-pub(crate) use window::{Statement, StatementRow, StatementStats, take_rows};
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-/// Whether statements are observed.
+use crate::config::{StatementsConfig, seconds};
+
+/// How statistics are reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReportConfig {
+    pub(crate) max_rows: usize,
+    pub(crate) interval: Duration,
+}
+
+/// None: no statistics are collected.
+static CONFIG: Mutex<Option<ReportConfig>> = Mutex::new(None);
+
+/// Whether statistics are collected, so that workers need no lock to know.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// Whether statements are observed. Called for each read from a client, so it must be cheap.
+/// Applies a published configuration. None: no statistics are collected. Sessions follow with their next request.
+pub(crate) fn configure(config: Option<StatementsConfig>) {
+    let config =
+        config.map(|config| ReportConfig { max_rows: config.max_rows as usize, interval: seconds(config.interval) });
+    IS_ON.store(config.is_some(), Ordering::Relaxed);
+    *CONFIG.lock().unwrap_or_else(PoisonError::into_inner) = config;
+}
+
+/// Whether statistics are collected. Called for each read from a client, so it must be cheap.
 pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Begins or ends to observe statements. Sessions follow with their next request.
-pub(crate) fn switch(is_on: bool) {
-    IS_ON.store(is_on, Ordering::Relaxed);
+fn config() -> Option<ReportConfig> {
+    *CONFIG.lock().unwrap_or_else(PoisonError::into_inner)
 }

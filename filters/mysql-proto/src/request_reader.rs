@@ -148,18 +148,6 @@ impl PartialRequest {
 }
 
 impl RequestReader {
-    /// Whether the reader has bytes that did not pass.
-    #[must_use]
-    pub fn has_kept_bytes(&self) -> bool {
-        !self.start.is_empty() || self.partial.as_ref().is_some_and(|partial| partial.interest == Interest::Hold)
-    }
-
-    /// Whether the next byte begins a request.
-    #[must_use]
-    pub fn is_between_requests(&self) -> bool {
-        self.start.is_empty() && self.partial.is_none()
-    }
-
     /// Ends the reading: returns the bytes that did not pass. They precede all later bytes.
     pub fn stop(&mut self) -> SecretBytes {
         match self.partial.take() {
@@ -357,9 +345,8 @@ mod tests {
             let bytes = packets(&[command; 9]);
             let mut reader = RequestReader::default();
             read(&mut reader, [&bytes[..length]]);
-            assert_eq!(reader.has_kept_bytes(), kept > 0);
             assert_eq!(reader.stop(), &bytes[..kept]);
-            assert!(!reader.has_kept_bytes());
+            assert_eq!(reader.stop(), b"");
         }
     }
 
@@ -385,7 +372,7 @@ mod tests {
             }
             let mut reader = RequestReader::default();
             prop_assert_eq!(read(&mut reader, pieces), expected(&payloads));
-            prop_assert!(!reader.has_kept_bytes());
+            prop_assert_eq!(reader.stop(), b"");
         }
     }
 }

@@ -51,6 +51,9 @@ pub(crate) struct Published {
     /// None: logins are not logged.
     #[serde(default)]
     pub(crate) login_log: Option<LoginLogConfig>,
+    /// None: no statistics of statements are collected.
+    #[serde(default)]
+    pub(crate) statements: Option<StatementsConfig>,
     /// Limits of client connections over all Envoys together.
     #[serde(default)]
     pub(crate) limits: Vec<LimitConfig>,
@@ -69,6 +72,16 @@ pub(crate) struct LoginLogConfig {
     pub(crate) max_bytes: f64,
     /// How many rotated files are kept.
     pub(crate) keep: f64,
+}
+
+/// The statistics of statements.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StatementsConfig {
+    /// The highest number of rows with a statement in a report.
+    pub(crate) max_rows: f64,
+    /// Seconds between two reports.
+    pub(crate) interval: f64,
 }
 
 /// A limit of client connections over all Envoys together, and the quotas of the Envoy processes.

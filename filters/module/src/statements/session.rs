@@ -14,7 +14,8 @@ use mysql_proto::request_reader::Request;
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
 
 use super::collector::StatementCollector;
-use super::window::{Execution, Statement};
+use super::rows::Statement;
+use super::window::Execution;
 use crate::node::SharedNode;
 
 /// MariaDB: the statement id that stands for the statement prepared last.

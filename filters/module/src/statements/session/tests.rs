@@ -99,7 +99,7 @@ impl Session {
         let mut seen = Vec::new();
         for row in self.collector.take_rows() {
             let text = row.statement.map(|statement| statement.text.clone()).unwrap_or_default();
-            assert_eq!(&*row.user, if text.is_empty() { "" } else { "app" });
+            assert_eq!(row.user, if text.is_empty() { "" } else { "app" });
             assert_eq!(row.stats.latency.iter().sum::<u64>(), row.stats.count);
             let stats = row.stats;
             seen.push((text, stats.count, stats.errors, stats.rows, stats.request_bytes, stats.response_bytes));
