@@ -88,7 +88,7 @@ impl SessionStatements {
         let content = match command {
             Command::Query => {
                 let Some(text) = statement_text(&payload, self.has_attributes) else { return };
-                let mut statements = sql_digest::statements(text).map(|text| collector.identify(text));
+                let mut statements = sql_text::statements(text).map(|text| collector.identify(text));
                 match (statements.next(), statements.next()) {
                     (Some(first), Some(second)) => {
                         let others = std::iter::once(second).chain(statements).collect::<Vec<_>>();

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use sql_digest::Digest;
+use sql_text::Digest;
 
 use crate::node::{self, SharedNode};
 
@@ -29,7 +29,7 @@ impl Statement {
             .find(|length| std::str::from_utf8(&normalized[..*length]).is_ok())
             .unwrap_or_default();
         let text = String::from_utf8_lossy(&normalized[..length]).into_owned();
-        Self { digest: sql_digest::digest(normalized), text }
+        Self { digest: sql_text::digest(normalized), text }
     }
 }
 
@@ -235,7 +235,7 @@ mod tests {
         let normalized = "ä".repeat(MAX_TEXT_BYTES);
         let statement = Statement::new(normalized.as_bytes());
         assert_eq!(statement.text.len(), MAX_TEXT_BYTES);
-        assert_eq!(statement.digest, sql_digest::digest(normalized.as_bytes()));
+        assert_eq!(statement.digest, sql_text::digest(normalized.as_bytes()));
         assert_eq!(Statement::new(format!("a{normalized}").as_bytes()).text.len(), MAX_TEXT_BYTES - 1);
     }
 }
