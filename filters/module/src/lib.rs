@@ -51,6 +51,7 @@ mod proxy_header;
 mod reachability;
 mod readiness;
 mod refresh;
+mod rules;
 mod sentinels;
 mod session;
 mod slot;

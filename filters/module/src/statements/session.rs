@@ -4,6 +4,7 @@
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 use std::vec::IntoIter;
@@ -12,8 +13,9 @@ use mysql_proto::command::Command;
 use mysql_proto::query::{statement_id, statement_text};
 use mysql_proto::request_reader::Request;
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
+use statement_rules::Permit;
 
-use super::collector::StatementCollector;
+use super::collector::{PreparedStatement, StatementCollector};
 use super::rows::Statement;
 use super::window::Execution;
 use crate::node::SharedNode;
@@ -32,7 +34,9 @@ pub(crate) struct SessionStatements {
     has_attributes: bool,
     /// The commands without a complete response, oldest first.
     commands: VecDeque<RunningCommand>,
-    prepared: HashMap<u32, Arc<Statement>>,
+    prepared: HashMap<u32, Rc<PreparedStatement>>,
+    /// The module has answered the last request to prepare a statement, so no statement is the last one.
+    is_last_refused: bool,
     /// The selected database. Empty: none.
     database: Box<[u8]>,
     /// The user for statistics. None: no statistics are collected.
@@ -45,13 +49,15 @@ struct RunningCommand {
     since: Option<Instant>,
     request_bytes: usize,
     content: Content,
+    /// What the command uses of limits.
+    permit: Option<Permit>,
 }
 
 /// What a command does.
 #[derive(Debug)]
 enum Content {
     Other,
-    Prepares(Arc<Statement>),
+    Prepares(Rc<PreparedStatement>),
     Selects(Box<[u8]>),
     Runs(Run, IntoIter<Run>),
 }
@@ -77,6 +83,7 @@ impl SessionStatements {
             has_attributes,
             commands: VecDeque::new(),
             prepared: HashMap::new(),
+            is_last_refused: false,
             database: database.into(),
             user: None,
         }
@@ -116,11 +123,41 @@ impl SessionStatements {
             _ => Content::Other,
         };
         let since = self.is_collecting().then(Instant::now);
-        self.commands.push_back(RunningCommand { since, request_bytes: 0, content });
+        self.commands.push_back(RunningCommand { since, request_bytes: 0, content, permit: None });
     }
 
-    /// The request of the newest command is complete.
-    pub(crate) fn on_request(&mut self, collector: &StatementCollector, request: &Request<'_>) {
+    /// The text of COM_QUERY or COM_STMT_PREPARE. None: another command, or invalid attributes.
+    pub(crate) fn text<'a>(&self, payload: &'a [u8]) -> Option<&'a [u8]> {
+        statement_text(payload, self.has_attributes)
+    }
+
+    /// The selected database. Empty: none.
+    pub(crate) fn database(&self) -> &[u8] {
+        &self.database
+    }
+
+    /// The prepared statement that a command names. None: it is not known.
+    pub(crate) fn prepared(&self, payload: &[u8]) -> Option<&Rc<PreparedStatement>> {
+        let id = statement_id(payload)?;
+        if id == LAST_PREPARED {
+            let preparing = |command: &'_ RunningCommand| matches!(command.content, Content::Prepares(_));
+            if let Some(Content::Prepares(statement)) =
+                self.commands.iter().rev().find(|command| preparing(command)).map(|command| &command.content)
+            {
+                return Some(statement).filter(|_| !self.is_last_refused);
+            }
+            return self.prepared.get(&id).filter(|_| !self.is_last_refused);
+        }
+        self.prepared.get(&id)
+    }
+
+    /// The module has answered a request to prepare a statement.
+    pub(crate) fn on_prepare_refused(&mut self) {
+        self.is_last_refused = true;
+    }
+
+    /// The request of the newest command is complete. `permit`: what it uses of limits.
+    pub(crate) fn on_request(&mut self, collector: &StatementCollector, request: &Request<'_>, permit: Option<Permit>) {
         let payload = request.payload();
         let Some(command) = payload.first().map(|command| Command::from(*command)) else { return };
         let content = match command {
@@ -129,10 +166,10 @@ impl SessionStatements {
                 return; // it has ended already
             }
             Command::Query => {
-                let Some(text) = statement_text(&payload, self.has_attributes) else { return };
+                let Some(text) = self.text(&payload) else { return };
                 let is_collecting = self.is_collecting();
                 let runs = sql_text::statements(text).map(|text| Run {
-                    statement: is_collecting.then(|| collector.identify(text)),
+                    statement: is_collecting.then(|| Arc::clone(&collector.identify(text).statement)),
                     database: sql_text::may_begin_with(text, b"use")
                         .then(|| sql_text::used_database(text))
                         .flatten()
@@ -140,16 +177,20 @@ impl SessionStatements {
                 });
                 Content::runs(runs.collect::<Vec<_>>().into_iter())
             }
-            Command::Prepare => Content::Prepares(collector.identify(&payload[1..])),
+            Command::Prepare => {
+                self.is_last_refused = false;
+                Content::Prepares(collector.prepare(&payload[1..]))
+            }
             Command::InitDb => Content::Selects(payload[1..].into()),
             _ => {
-                let statement = statement_id(&payload).and_then(|id| self.prepared.get(&id)).cloned();
+                let statement = self.prepared(&payload).map(|prepared| Arc::clone(&prepared.known.statement));
                 Content::Runs(Run { statement, database: None }, Vec::new().into_iter())
             }
         };
         if let Some(newest) = self.commands.back_mut() {
             newest.request_bytes = request.len();
             newest.content = content;
+            newest.permit = permit;
         }
     }
 
@@ -158,8 +199,8 @@ impl SessionStatements {
         if let Some(RunningCommand { content: Content::Prepares(statement), .. }) = self.commands.front()
             && self.prepared.len() < MAX_PREPARED
         {
-            self.prepared.insert(LAST_PREPARED, Arc::clone(statement));
-            self.prepared.insert(id, Arc::clone(statement));
+            self.prepared.insert(LAST_PREPARED, Rc::clone(statement));
+            self.prepared.insert(id, Rc::clone(statement));
         }
     }
 

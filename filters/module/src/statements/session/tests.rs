@@ -81,7 +81,7 @@ impl Session {
             let Self { collector, node, statements, .. } = self;
             self.tracker.on_client_bytes(passed, &mut Observer { collector, node, statements });
             if let Some(request) = request {
-                self.statements.on_request(&self.collector, &request);
+                self.statements.on_request(&self.collector, &request, None);
             }
         }
     }
