@@ -11,14 +11,21 @@
 //! The source is pingcap/tidb v8.5.3, `pkg/parser/digester.go`, for the default SQL mode and the character set utf8mb4.
 //! TiDB tests no grammar for digests, only tokens, and neither does this crate.
 
+mod comments;
 mod keywords;
 mod normalizer;
+mod parts;
 mod scanner;
 mod split;
+mod tables;
 mod text;
 
+pub use comments::without_comments;
 pub use normalizer::Normalizer;
+pub use parts::{PreparedText, prepared_text, quoted_string, used_database};
 pub use split::statements;
+pub use tables::{TableNames, rename_tables};
+pub use text::lowercase;
 
 /// The digest of a normalized statement. TiDB shows it in hexadecimal.
 pub type Digest = [u8; 32];
