@@ -154,7 +154,7 @@ fn limits_of_all_statements_apply() {
     let Outcome::Pass { text: None, limits } = verdict.outcome else { panic!("{verdict:?}") };
     assert_eq!(limits.len(), 2);
     assert_eq!(limits[0], limits[1]);
-    let again = crate::RuleSet::new(configs(
+    let again = RuleSet::new(configs(
         r#"[{"name": "new", "log": true}, {"name": "a", "user": ["app"], "limit": {"per_second": 5, "by": ["user", "client"]}}]"#,
     ));
     let Outcome::Pass { limits: later, .. } = CLIENT.judge(&again.expect("rules"), b"select 1").outcome else {
