@@ -11,6 +11,7 @@
 //! [`readiness`] tells load balancers whether this Envoy is ready for new clients.
 //! [`live_config`] applies the configuration that the control plane changes while Envoy runs: the nodes, and
 //! [`live_settings`].
+//! [`rules`] has the rules that block, limit, rewrite or log statements.
 //! [`login_log`] writes a line for each login.
 //! [`statements`] reports statistics of statements.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.

@@ -227,6 +227,7 @@ impl Judge<'_> {
         commands: u8,
     ) -> Result<Option<Vec<u8>>, Answer> {
         let rules = self.rules;
+        let is_prepare_statement = class.kind == StatementKind::Prepare && commands == QUERY;
         let mut changed: Option<Vec<u8>> = None;
         let (mut digest, mut class) = (digest, Cow::Borrowed(class));
         let mut next = 0;
@@ -238,6 +239,10 @@ impl Judge<'_> {
             for index in candidates.into_iter().skip_while(|index| *index < next) {
                 let rule = &rules.rules[index];
                 if !fits_command(rule, commands) || !rule.fits_session(self.request, &self.database) {
+                    continue;
+                }
+                // Of `PREPARE ... FROM 'text'`, only the text within is rewritten.
+                if matches!(rule.action, Action::Rewrite(_)) && is_prepare_statement {
                     continue;
                 }
                 let new_text = match &rule.action {

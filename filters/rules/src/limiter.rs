@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn rate_allows_a_burst_of_one_second() {
         let (limiter, rules) = (Limiter::default(), rules(Some(4.0), None));
-        let mut try_at =
+        let try_at =
             |milliseconds| limiter.acquire(&rules, &[key(1)], START + Duration::from_millis(milliseconds)).map(drop);
         assert_eq!((0..6).filter(|_| try_at(0).is_ok()).count(), 4);
         let exceeded = try_at(100).expect_err("the rate is reached");

@@ -63,13 +63,11 @@ pub(crate) fn compile(key: &'static str, hir: &Hir) -> Result<meta::Regex, KeyEr
 fn adapt(hir: Hir) -> Hir {
     match hir.into_kind() {
         HirKind::Empty => Hir::empty(),
-        HirKind::Literal(literal) => adapt_literal(&literal.0),
+        HirKind::Literal(literal) => adapt_literal(&literal.0, false, false),
         HirKind::Class(class) if is_class_of(&class, is_punctuation) => {
             Hir::concat(vec![optional(" "), Hir::class(class), optional(" ")])
         }
-        HirKind::Class(class) if is_class_of(&class, char::is_whitespace) => {
-            Hir::concat(vec![optional("`"), Hir::class(class), optional("`")])
-        }
+        HirKind::Class(class) if is_class_of(&class, char::is_whitespace) => space(Hir::class(class)),
         HirKind::Class(class) => Hir::class(class),
         HirKind::Look(look) => Hir::look(match look {
             Look::WordUnicode => Look::WordAscii,
@@ -84,14 +82,53 @@ fn adapt(hir: Hir) -> Hir {
             Hir::repetition(Repetition { sub: Box::new(adapt(*repetition.sub)), ..repetition })
         }
         HirKind::Capture(capture) => Hir::capture(Capture { sub: Box::new(adapt(*capture.sub)), ..capture }),
-        HirKind::Concat(parts) => Hir::concat(parts.into_iter().map(adapt).collect()),
+        HirKind::Concat(parts) => Hir::concat(adapt_sequence(parts)),
         HirKind::Alternation(parts) => Hir::alternation(parts.into_iter().map(adapt).collect()),
     }
 }
 
-fn adapt_literal(literal: &[u8]) -> Hir {
-    let is_punctuation_at = |index: Option<usize>| {
-        index.and_then(|index| literal.get(index)).is_some_and(|byte| is_punctuation(char::from(*byte)))
+fn adapt_sequence(parts: Vec<Hir>) -> Vec<Hir> {
+    let begins = parts.iter().map(|part| has_punctuation(part, <[Hir]>::first, <[u8]>::first)).collect::<Vec<_>>();
+    let ends = parts.iter().map(|part| has_punctuation(part, <[Hir]>::last, <[u8]>::last)).collect::<Vec<_>>();
+    let adapt_part = |(index, part): (usize, Hir)| {
+        let follows = index.checked_sub(1).is_some_and(|before| ends[before]);
+        let precedes = begins.get(index + 1).is_some_and(|begins| *begins);
+        match part.kind() {
+            HirKind::Literal(literal) => adapt_literal(&literal.0, follows, precedes),
+            _ if (follows || precedes) && is_white_space(&part) => zero_or_one(adapt(part)),
+            _ => adapt(part),
+        }
+    };
+    parts.into_iter().enumerate().map(adapt_part).collect()
+}
+
+/// Whether what the expression matches begins with punctuation, or ends with it.
+fn has_punctuation(hir: &Hir, part: fn(&[Hir]) -> Option<&Hir>, byte: fn(&[u8]) -> Option<&u8>) -> bool {
+    match hir.kind() {
+        HirKind::Literal(literal) => byte(&literal.0).is_some_and(|byte| is_punctuation(char::from(*byte))),
+        HirKind::Class(class) => is_class_of(class, is_punctuation),
+        HirKind::Repetition(repetition) => has_punctuation(&repetition.sub, part, byte),
+        HirKind::Capture(capture) => has_punctuation(&capture.sub, part, byte),
+        HirKind::Concat(parts) => part(parts).is_some_and(|hir| has_punctuation(hir, part, byte)),
+        HirKind::Alternation(parts) => parts.iter().any(|hir| has_punctuation(hir, part, byte)),
+        HirKind::Empty | HirKind::Look(_) => false,
+    }
+}
+
+fn is_white_space(hir: &Hir) -> bool {
+    match hir.kind() {
+        HirKind::Class(class) => is_class_of(class, char::is_whitespace),
+        HirKind::Repetition(repetition) => is_white_space(&repetition.sub),
+        _ => false,
+    }
+}
+
+/// `follows`, `precedes`: the literal follows punctuation, or precedes it.
+fn adapt_literal(literal: &[u8], follows: bool, precedes: bool) -> Hir {
+    let is_punctuation_at = |index: Option<usize>| match index {
+        None => follows,
+        Some(index) if index == literal.len() => precedes,
+        Some(index) => is_punctuation(char::from(literal[index])),
     };
     let mut parts = Vec::new();
     for (index, byte) in literal.iter().enumerate() {
@@ -99,7 +136,7 @@ fn adapt_literal(literal: &[u8]) -> Hir {
         if *byte == b' ' {
             // Beside punctuation, the punctuation itself allows a space.
             if !is_punctuation_at(index.checked_sub(1)) && !is_punctuation_at(Some(index + 1)) {
-                parts.extend([optional("`"), Hir::literal(*b" "), optional("`")]);
+                parts.push(space(Hir::literal(*b" ")));
             }
         } else if *byte == b'`' {
             parts.extend([optional(" "), optional("`"), optional(" ")]);
@@ -113,9 +150,18 @@ fn adapt_literal(literal: &[u8]) -> Hir {
     Hir::concat(parts)
 }
 
+/// White space between words; the backtick of a name separates them, too.
+fn space(white_space: Hir) -> Hir {
+    let spaced = Hir::concat(vec![optional("`"), white_space, optional("`")]);
+    Hir::alternation(vec![spaced, Hir::literal(*b"`")])
+}
+
 fn optional(text: &'static str) -> Hir {
-    let sub = Box::new(Hir::literal(text.as_bytes()));
-    Hir::repetition(Repetition { min: 0, max: Some(1), greedy: true, sub })
+    zero_or_one(Hir::literal(text.as_bytes()))
+}
+
+fn zero_or_one(hir: Hir) -> Hir {
+    Hir::repetition(Repetition { min: 0, max: Some(1), greedy: true, sub: Box::new(hir) })
 }
 
 fn quotes() -> Hir {
@@ -219,6 +265,8 @@ mod tests {
             (r"from\s+users", "from `users`"),
             (r"\busers\b", "`users`"),
             ("id [<>] 1", "id<1"),
+            ("id (<|=) 1", "id=1"),
+            (r"id\s+=\s+1", "id=1"),
             (r"users (where|limit)", "`users` limit"),
             ("select 'x'", "select'x'"),
             ("\u{e4}pfel", "\u{c4}PFEL"),

@@ -190,8 +190,8 @@ mod tests {
         #[test]
         fn text_without_comments_stays_the_same(sql in "[a-c'\"`/*!+# \n;-]{0,30}") {
             let once = without_comments(sql.as_bytes()).into_owned();
-            // An end of a comment that no longer has a beginning, or a new beginning of one, is no usual statement.
-            prop_assume!(!sql.contains("*/") && !sql.contains("/*"));
+            // A mark that begins a comment only without its neighbours is no usual statement.
+            prop_assume!(["*/", "/*", "--"].iter().all(|mark| !sql.contains(mark)));
             let twice = without_comments(&once).into_owned();
             prop_assert_eq!(once, twice);
         }

@@ -115,10 +115,16 @@ pub fn rename_tables(sql: &[u8], names: &TableNames) -> Option<Vec<u8>> {
     })
 }
 
+/// A table of the statement that gets another name. The old names are in lower case.
+struct RenamedTable<'a> {
+    database: Option<&'a [u8]>,
+    table: &'a [u8],
+    new: &'a TableName,
+}
+
 /// The sequences of tokens that get another text, in order.
 fn changes(tokens: &[Token], references: &References, names: &TableNames) -> Vec<(Range<usize>, Vec<u8>)> {
-    // The tables that get another name: their old names, and the new ones.
-    let mut tables: Vec<(Option<&[u8]>, &[u8], &TableName)> = Vec::new();
+    let mut tables: Vec<RenamedTable<'_>> = Vec::new();
     let mut changes = Vec::new();
     for range in &references.tables {
         let (database, table) = name_parts(&tokens[range.clone()]);
@@ -126,17 +132,17 @@ fn changes(tokens: &[Token], references: &References, names: &TableNames) -> Vec
             continue;
         }
         if let Some(new) = names.find(database, table) {
-            tables.push((database, table, new));
+            tables.push(RenamedTable { database, table, new });
             changes.push((range.clone(), quoted(new, &tokens[range.clone()])));
         }
     }
     for range in &references.qualifiers {
         let (database, table) = name_parts(&tokens[range.clone()]);
         let is_alias = database.is_none() && references.aliases.contains(table);
-        let renamed = |(of, old, _): &&(Option<&[u8]>, &[u8], &TableName)| {
-            *old == table && (database.is_none() || of.is_none() || *of == database)
+        let is_renamed = |renamed: &&RenamedTable<'_>| {
+            renamed.table == table && (database.is_none() || renamed.database.is_none() || renamed.database == database)
         };
-        if let Some((_, _, new)) = tables.iter().find(renamed).filter(|_| !is_alias) {
+        if let Some(RenamedTable { new, .. }) = tables.iter().find(is_renamed).filter(|_| !is_alias) {
             // A qualifier without a database stays one.
             let new = TableName { database: new.database.clone().filter(|_| database.is_some()), ..(*new).clone() };
             changes.push((range.clone(), quoted(&new, &tokens[range.clone()])));

@@ -1,6 +1,5 @@
 //! The rules for statements, applied to the requests of a session.
 
-use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
@@ -17,7 +16,6 @@ use crate::clock;
 use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::panics::CloseAfterPanic;
 use crate::rules::{self, ActiveRules};
-use crate::statements::KnownStatement;
 
 /// How long a statement waits until it is tried again, if nothing says when other statements end.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -118,22 +116,20 @@ impl Session {
         let collector = &self.worker.statements;
         let statements = &traffic.commands.statements;
         let command = payload.first().map_or(Command::Other, |command| Command::from(*command));
-        let (kind, known): (_, Vec<(Cow<'_, [u8]>, Rc<KnownStatement>)>) = match command {
-            Command::Query | Command::Prepare => {
-                let Some(text) = statements.text(payload) else { return Err(invalid_attributes()) };
-                let known = |text| (Cow::Borrowed(text), collector.identify(text));
-                if command == Command::Query {
-                    (CommandKind::Query, sql_text::statements(text).map(known).collect())
-                } else {
-                    (CommandKind::Prepare, vec![known(text)])
-                }
+        let identified = |text| (text, collector.identify(text));
+        let (kind, known) = match command {
+            Command::Query => {
+                let text = statements.text(payload).ok_or_else(invalid_attributes)?;
+                (CommandKind::Query, sql_text::statements(text).map(identified).collect())
             }
-            _ => match statements.prepared(payload) {
-                Some(prepared) => {
-                    (CommandKind::Execute, vec![(Cow::Borrowed(&*prepared.text), Rc::clone(&prepared.known))])
-                }
-                None => return Err(unknown_statement()),
-            },
+            Command::Prepare => {
+                let text = statements.text(payload).ok_or_else(invalid_attributes)?;
+                (CommandKind::Prepare, vec![identified(text)])
+            }
+            _ => {
+                let prepared = statements.prepared(payload).ok_or_else(unknown_statement)?;
+                (CommandKind::Execute, vec![(&*prepared.text, Rc::clone(&prepared.known))])
+            }
         };
         let classes = known.iter().map(|(_, known)| known.class(&active.rules)).collect::<Vec<_>>();
         let infos = known
@@ -166,7 +162,7 @@ impl Session {
             self.rules.waiting_since.set(None);
             return Ok(());
         }
-        match active.limiter.acquire(&active.rules, limits, clock::now()) {
+        match rules::limiter().acquire(&active.rules, limits, clock::now()) {
             Ok(permit) => {
                 self.rules.waiting_since.set(None);
                 self.rules.permit.replace(Some(permit));
