@@ -11,7 +11,7 @@ mod rows;
 mod session;
 mod window;
 
-pub(crate) use collector::StatementCollector;
+pub(crate) use collector::{KnownStatement, StatementCollector};
 pub(crate) use session::SessionStatements;
 
 use std::sync::atomic::{AtomicBool, Ordering};

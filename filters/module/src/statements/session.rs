@@ -169,9 +169,9 @@ impl SessionStatements {
                 let Some(text) = self.text(&payload) else { return };
                 let is_collecting = self.is_collecting();
                 let runs = sql_text::statements(text).map(|text| Run {
-                    statement: is_collecting.then(|| Arc::clone(&collector.identify(text).statement)),
-                    database: sql_text::may_begin_with(text, b"use")
-                        .then(|| sql_text::used_database(text))
+                    statement: is_collecting.then(|| Arc::clone(&collector.identify(&text).statement)),
+                    database: sql_text::may_begin_with(&text, b"use")
+                        .then(|| sql_text::used_database(&text))
                         .flatten()
                         .map(Vec::into_boxed_slice),
                 });
