@@ -136,6 +136,12 @@ impl CommandObserver for CommandRecorder<'_> {
         }
     }
 
+    fn on_transaction_reported(&mut self, is_open: bool) {
+        if let Some(statements) = &mut self.commands.statements {
+            statements.on_transaction_reported(is_open);
+        }
+    }
+
     fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize) {
         if let Some(statements) = &mut self.commands.statements {
             statements.on_result_ended(self.collector, &self.node.shared, outcome, size);

@@ -11,7 +11,7 @@
 //! [`readiness`] tells load balancers whether this Envoy is ready for new clients.
 //! [`live_config`] applies the configuration that the control plane changes while Envoy runs: the nodes, and
 //! [`live_settings`].
-//! [`login_log`] writes a line for each login.
+//! [`login_log`] writes a line for each login, and [`statement_log`] one for each slow statement.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
 #![deny(unsafe_code)]
@@ -29,6 +29,7 @@ mod ejection;
 mod envoy_drain;
 mod filter;
 mod hosts;
+mod line_log;
 mod live_config;
 mod live_settings;
 mod login_failover;
@@ -53,6 +54,7 @@ mod refresh;
 mod sentinels;
 mod session;
 mod slot;
+mod statement_log;
 mod statements;
 mod states_memory;
 mod switches;

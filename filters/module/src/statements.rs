@@ -1,27 +1,34 @@
 //! Statistics of statements: how often each ran, for which user and at which node, and what it cost.
 //!
 //! [`session`] follows the statements of one session. [`collector`] sums them in one worker. The main thread takes the
-//! sums of all workers, as [`window`] describes.
+//! sums of all workers, as [`window`] describes. [`crate::statement_log`] logs single statements.
 
 mod collector;
 mod session;
 mod window;
 
 pub(crate) use collector::StatementCollector;
-pub(crate) use session::SessionStatements;
+pub(crate) use session::{SessionDetails, SessionStatements};
 pub(crate) use window::{Statement, StatementRow, StatementStats, take_rows};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether statements are observed.
-static IS_ON: AtomicBool = AtomicBool::new(false);
+use crate::statement_log;
 
-/// Whether statements are observed. Called for each read from a client, so it must be cheap.
+/// Whether statements are summed.
+static IS_SUMMING: AtomicBool = AtomicBool::new(false);
+
+/// Whether statements are observed, to be summed or logged. Called for each read from a client, so it must be cheap.
 pub(crate) fn is_on() -> bool {
-    IS_ON.load(Ordering::Relaxed)
+    is_summing() || statement_log::is_on()
 }
 
-/// Begins or ends to observe statements. Sessions follow with their next request.
+/// Whether statements are summed.
+fn is_summing() -> bool {
+    IS_SUMMING.load(Ordering::Relaxed)
+}
+
+/// Begins or ends to sum statements. Sessions follow with their next request.
 pub(crate) fn switch(is_on: bool) {
-    IS_ON.store(is_on, Ordering::Relaxed);
+    IS_SUMMING.store(is_on, Ordering::Relaxed);
 }

@@ -376,6 +376,7 @@ impl Session {
 
     pub(super) fn start_traffic(self: &Rc<Self>) {
         self.record_login();
+        self.start_statements();
         if self.idle_timeout().is_zero() {
             self.deadline.replace(None);
         }

@@ -300,6 +300,7 @@ impl Session {
                     self.clear_plain_node_side();
                 }
                 let migrations = self.migration.record_migration(clock::now());
+                self.update_statements_moves(migrations);
                 if let Some(filter) = self.logged_filter() {
                     filter.set_metadata(METADATA, "node", &to.shared.name);
                     filter.set_metadata_number(METADATA, "moves", f64::from(migrations));

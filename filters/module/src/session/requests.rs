@@ -4,14 +4,16 @@
 //! observed, requests with statements are shown when their bytes have passed.
 
 use mysql_proto::capability::Capabilities;
+use mysql_proto::login::Login;
 use mysql_proto::request_reader::{Found, Interest, Request, RequestReader, RequestStart};
 use mysql_proto::secret::SecretBytes;
+use mysql_proto::status;
 use mysql_proto::tracker::TrackerState;
 
 use super::Session;
 use super::identity;
 use super::traffic::Traffic;
-use crate::statements::{self, SessionStatements};
+use crate::statements::{self, SessionDetails, SessionStatements};
 
 impl Session {
     /// To be called first with bytes of the client. Some: the bytes to read instead, which begin with earlier ones.
@@ -58,6 +60,20 @@ impl Session {
         });
     }
 
+    /// The login has ended: begins to observe statements, if the control plane wants it.
+    pub(super) fn start_statements(&self) {
+        if !statements::is_on() {
+            return;
+        }
+        let login = self.login.borrow();
+        let names = login.as_ref().and_then(|login| login.relay()).and_then(Login::names);
+        self.with_traffic(|traffic| {
+            let mut statements = self.new_statements(traffic);
+            statements.set_database(names.map_or(b"", |names| names.database()));
+            traffic.commands.statements = Some(Box::new(statements));
+        });
+    }
+
     /// Begins or ends to observe statements between two commands, as the control plane wants.
     fn follow_statements_switch(&self, reader: &RequestReader) {
         let mut traffic = self.traffic.borrow_mut();
@@ -82,9 +98,36 @@ impl Session {
         });
     }
 
+    /// A change of user has succeeded, or another command that may change the identity.
+    pub(super) fn update_statements_database(&self) {
+        self.with_traffic(|traffic| {
+            if let Some(statements) = &mut traffic.commands.statements
+                && let Some(names) = self.identity.change_user_names()
+            {
+                statements.set_database(names.database());
+            }
+        });
+    }
+
+    /// The session has migrated, `moves` times by now.
+    pub(super) fn update_statements_moves(&self, moves: u32) {
+        self.with_traffic(|traffic| {
+            if let Some(statements) = &mut traffic.commands.statements {
+                statements.set_moves(moves);
+            }
+        });
+    }
+
     fn new_statements(&self, traffic: &Traffic) -> SessionStatements {
         let has_attributes = traffic.capabilities.has(Capabilities::QUERY_ATTRIBUTES);
-        SessionStatements::new(&self.worker.statements, &self.user(), has_attributes)
+        let details = SessionDetails {
+            connection_id: self.id,
+            client: self.addresses().map(|(client, _)| client),
+            database: None,
+            moves: self.migration.migrations(),
+            is_in_transaction: traffic.tracker.status() & status::IN_TRANSACTION != 0,
+        };
+        SessionStatements::new(&self.worker.statements, &self.user(), has_attributes, details)
     }
 
     fn is_opaque(&self) -> bool {

@@ -192,6 +192,9 @@ impl Session {
         if let Some(result) = change_user {
             self.log_change_user(result);
         }
+        if change == IdentityChange::Done {
+            self.update_statements_database();
+        }
         self.identity.on_node_bytes(change);
         self.on_identity_change(change);
         self.restart_idle_timeout();

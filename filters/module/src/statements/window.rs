@@ -20,16 +20,29 @@ pub(crate) struct Statement {
     pub(crate) digest: Digest,
     /// The beginning of the normalized text.
     pub(crate) text: String,
+    /// Bytes of the whole normalized text.
+    pub(crate) length: usize,
 }
 
 impl Statement {
-    pub(super) fn new(normalized: &[u8]) -> Self {
+    pub(crate) fn new(normalized: &[u8]) -> Self {
         let length = (0..=normalized.len().min(MAX_TEXT_BYTES))
             .rev()
             .find(|length| std::str::from_utf8(&normalized[..*length]).is_ok())
             .unwrap_or_default();
         let text = String::from_utf8_lossy(&normalized[..length]).into_owned();
-        Self { digest: sql_digest::digest(normalized), text }
+        Self { digest: sql_digest::digest(normalized), text, length: normalized.len() }
+    }
+
+    /// The digest as TiDB shows it.
+    pub(crate) fn digest_text(&self) -> String {
+        self.digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The database that the statement makes the session's database, in lower case. None: it is no USE.
+    pub(super) fn used_database(&self) -> Option<&str> {
+        let name = self.text.strip_prefix("use ")?;
+        Some(name.strip_prefix('`').and_then(|name| name.strip_suffix('`')).unwrap_or(name))
     }
 }
 
@@ -191,7 +204,8 @@ mod tests {
     use super::*;
 
     fn row(statement: Option<u8>, user: &str, node: &str, microseconds: u64) -> StatementRow {
-        let statement = statement.map(|number| Arc::new(Statement { digest: [number; 32], text: number.to_string() }));
+        let statement =
+            statement.map(|number| Arc::new(Statement { digest: [number; 32], text: number.to_string(), length: 1 }));
         let stats = StatementStats { count: 1, microseconds, max_microseconds: microseconds, ..Default::default() };
         StatementRow { statement, user: user.into(), node: node.into(), stats }
     }
@@ -228,6 +242,23 @@ mod tests {
         assert_eq!(summary(&sum_rows(rows(), 1)), [(Some(2), "u", "n", 1, 30, 30), (None, "", "n", 4, 36, 20)]);
         let others = sum_rows([row(Some(1), "u", "a", 1), row(Some(1), "u", "b", 2)], 0);
         assert_eq!(others.iter().map(|row| row.stats.count).collect::<Vec<_>>(), [1, 1]);
+    }
+
+    #[test]
+    fn use_statement_names_a_database() {
+        let used = |text: &str| {
+            let mut normalizer = sql_digest::Normalizer::default();
+            Statement::new(normalizer.normalize(text.as_bytes())).used_database().map(str::to_owned)
+        };
+        for (text, expected) in [
+            ("USE Shop", Some("shop")),
+            ("use /* c */ `my shop`;", Some("my shop")),
+            ("use user", Some("user")),
+            ("select 1", None),
+            ("used", None),
+        ] {
+            assert_eq!(used(text).as_deref(), expected, "{text}");
+        }
     }
 
     #[test]

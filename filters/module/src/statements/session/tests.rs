@@ -33,6 +33,10 @@ impl CommandObserver for Observer<'_> {
         self.statements.on_prepared(statement);
     }
 
+    fn on_transaction_reported(&mut self, is_open: bool) {
+        self.statements.on_transaction_reported(is_open);
+    }
+
     fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize) {
         self.statements.on_result_ended(self.collector, self.node, outcome, size);
     }
@@ -48,12 +52,13 @@ fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
 
 impl Session {
     fn new() -> Self {
+        crate::statements::switch(true);
         let collector = StatementCollector::default();
         Self {
             node: Arc::new(SharedNode::default()),
             reader: RequestReader::default(),
             tracker: Tracker::new(Capabilities::PROTOCOL_41.with(Capabilities::DEPRECATE_EOF)),
-            statements: SessionStatements::new(&collector, b"app", false),
+            statements: SessionStatements::new(&collector, b"app", false, SessionDetails::default()),
             collector,
         }
     }
@@ -195,4 +200,47 @@ fn statement_that_is_too_long_counts_as_unknown() {
     session.send(0x03, &[b'1'; 2 * 1024 * 1024]);
     session.answer(&[OK]);
     assert_eq!(session.seen(), [row("", 1, 0, 0, 0, 11)]);
+}
+
+#[test]
+fn database_of_a_session_follows_what_its_node_has_accepted() {
+    let mut session = Session::new();
+    let database = |session: &Session| session.statements.details.database.as_deref().unwrap_or("none").to_owned();
+    session.statements.set_database(b"Shop");
+    assert_eq!(database(&session), "shop");
+    for (command, content, answer, expected) in [
+        (0x02, &b"Other"[..], ERROR, "shop"),
+        (0x02, b"Other", OK, "other"),
+        (0x03, b"USE shop", ERROR, "other"),
+        (0x03, b"/* c */ USE `My shop`", OK, "my shop"),
+        (0x1f, b"", OK, "my shop"),
+        (0x11, b"app\0\0\0", ERROR, "my shop"),
+        (0x11, b"app\0\0\0", OK, "none"),
+    ] {
+        session.send(command, content);
+        session.answer(&[answer]);
+        assert_eq!(database(&session), expected, "{}", String::from_utf8_lossy(content));
+    }
+    session.send(0x03, b"use a; use b; use c");
+    session.answer(&[OK_AND_MORE, OK_AND_MORE, ERROR]);
+    assert_eq!(database(&session), "b");
+    session.statements.set_database(b"");
+    assert_eq!(database(&session), "none");
+}
+
+#[test]
+fn open_transaction_is_known_from_results() {
+    const OK_IN_TRANSACTION: &[u8] = &[0, 0, 0, 3, 0, 0, 0];
+    let mut session = Session::new();
+    for (text, answer, expected) in [
+        (&b"select 1"[..], OK, (false, false)),
+        (b"begin", OK_IN_TRANSACTION, (true, true)),
+        (b"selec 1", ERROR, (true, true)),
+        (b"commit", OK, (false, false)),
+    ] {
+        session.send(0x03, text);
+        session.answer(&[answer]);
+        let statements = &session.statements;
+        assert_eq!((statements.is_in_transaction, statements.was_in_transaction), expected);
+    }
 }
