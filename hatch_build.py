@@ -30,6 +30,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PROTOS = (
     "controlplane/etcd/rpc.proto",
+    "controlplane/observe/envoy_reports/statements.proto",
     "controlplane/observe/envoy_reports/telemetry.proto",
     "controlplane/replicas/peer_feed.proto",
 )

@@ -23,6 +23,7 @@ from cli import (
     rollouts,
     serve,
     tokens,
+    top,
 )
 from cli.client import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
@@ -77,7 +78,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # help and usage errors read the same on a terminal and in a log
     pretty_exceptions_enable=False,
 )
-for commands in (serve, nodes, events, replicas, limits, imports):
+for commands in (serve, nodes, events, top, replicas, limits, imports):
     app.add_typer(commands.app)
 app.command()(config.reload)
 for name, group in (

@@ -50,19 +50,31 @@ def show_table(
     On a terminal, only the last column is wrapped, unless `wraps_all`; the others are cut.
     """
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False, markup=False, emoji=False, stderr=to_stderr)
     if not console.is_terminal:
         print("\n".join(format_plain_table(headers, rows)), file=console.file)
         return
+    console.print(build_table(headers, rows, wraps_all=wraps_all))
+
+
+def build_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    wraps_all: bool = False,
+    wraps_last: bool = True,
+) -> Any:
+    """Return a table for rich's `Console`, which fits it to the width of the terminal."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        is_cut = header != headers[-1] and not wraps_all
+        is_cut = not wraps_all and not (wraps_last and header == headers[-1])
         table.add_column(header, no_wrap=is_cut, overflow="fold" if wraps_all else "ellipsis")
     for row in rows:
         table.add_row(*(_styled_cell(cell) for cell in row))
-    console.print(table)
+    return table
 
 
 def format_plain_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

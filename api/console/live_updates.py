@@ -21,7 +21,7 @@ _MAX_ANNOUNCEMENTS = 3  # per message; users do not read more
 
 # The topic that an event changes, by the first word of its kind; "nodes" for all other words.
 _TOPIC_BY_EVENT = {"envoy": "envoys", "rollout": "rollouts"}
-_POLLED_TOPICS = ("nodes", "envoys", "rollouts")
+_POLLED_TOPICS = ("nodes", "envoys", "statements", "rollouts")
 # Events that are announced as text, also to screen readers.
 _ANNOUNCED_EVENTS = (
     "node.state",

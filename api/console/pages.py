@@ -69,6 +69,11 @@ def rollout_link(rollout_id: str) -> str:
     return f"/console/rollouts/{quote(rollout_id, safe='')}"
 
 
+def statement_link(digest: str) -> str:
+    """Return the path of a statement's page."""
+    return f"/console/statements/{quote(digest, safe='')}"
+
+
 _templates = Environment(
     loader=PackageLoader(__package__),
     autoescape=True,
@@ -84,6 +89,7 @@ _templates.globals |= {
     "node_link": node_link,
     "envoy_link": envoy_link,
     "rollout_link": rollout_link,
+    "statement_link": statement_link,
 }
 _templates.filters |= {
     "count": formatting.format_count,

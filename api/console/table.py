@@ -18,7 +18,7 @@ from controlplane.model.nodes import State
 from controlplane.model.plan import NodePlan, Plan
 
 ROWS_PER_PAGE = 50
-_MAX_QUERY_LENGTH = 256
+MAX_QUERY_LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class SortColumn(Enum):
 
 def read_search_text(params: Mapping[str, str]) -> str:
     """Return the query parameter `text`, truncated to a sensible length."""
-    return params.get("text", "").strip()[:_MAX_QUERY_LENGTH]
+    return params.get("text", "").strip()[:MAX_QUERY_LENGTH]
 
 
 def contains_text(text: str, values: Iterable[str]) -> bool:

@@ -32,7 +32,7 @@ from controlplane.xds.resource_type import (
 from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
 from controlplane.xds.resources.profile import (
     FEATURES_METADATA_KEY,
-    LIVE_SETTINGS_FEATURE,
+    MODULE_FEATURES,
     MODULE_METADATA_KEY,
 )
 from sandbox.envoy import EnvoyProcess
@@ -112,7 +112,7 @@ class SimulatedEnvoy:
         node.id = f"simulated-{number:03}"
         if module:
             node.metadata[MODULE_METADATA_KEY] = module
-            node.metadata[FEATURES_METADATA_KEY] = LIVE_SETTINGS_FEATURE
+            node.metadata[FEATURES_METADATA_KEY] = " ".join(MODULE_FEATURES)
         self.number = number
         self.node = node
         self.on_response: dict[ResourceType, Callable[[Any], None]] = {}

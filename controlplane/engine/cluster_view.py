@@ -17,17 +17,26 @@ from controlplane.model.nodes import TopologyProblem
 from controlplane.model.plan import NodePlan, Plan
 from controlplane.model.views import DrainProgress, EnvoyView, LimitView, NodeView
 from controlplane.observe.fact_store import FactStore
+from controlplane.observe.statements.collector import StatementCollector
 from controlplane.rollouts.observation import ClusterState
 
 
 class ClusterView:
     """Reads the current state of nodes and Envoys; nothing is cached."""
 
-    def __init__(self, clock: Clock, facts: FactStore, intents: IntentRepository, planner: Planner) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        facts: FactStore,
+        intents: IntentRepository,
+        planner: Planner,
+        statements: StatementCollector,
+    ) -> None:
         self._clock = clock
         self._facts = facts
         self._intents = intents
         self._planner = planner
+        self._statements = statements
 
     @property
     def plan(self) -> Plan:
@@ -128,6 +137,7 @@ class ClusterView:
             is_published=self._planner.publish_gate.is_open,
             module_reports=list(facts.module_reports.values()),
             limits=self.limits(),
+            statements=self._statements.top_totals(),
             has_node_metrics_outage=bool(facts.node_metrics_outage),
         )
 

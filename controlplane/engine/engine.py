@@ -17,6 +17,7 @@ from controlplane.engine.cluster_view import ClusterView
 from controlplane.engine.node_operations import NodeOperations
 from controlplane.engine.plan_saver import PlanSaver
 from controlplane.engine.planner import Planner
+from controlplane.engine.statement_view import StatementView
 from controlplane.errors import ConfigError, StateUnavailable, VersionConflict
 from controlplane.events.event_log import EventLog
 from controlplane.events.event_messages import reload_message
@@ -43,7 +44,8 @@ log = structlog.get_logger("tidevoy.engine")
 class Engine:
     """A control plane. Call every method from the event loop that runs `run`.
 
-    `cluster` reads the current state, `operations` and `rollouts` change it, and `events` is the event log.
+    `cluster` and `statements` read the current state, `operations` and `rollouts` change it, and `events` is
+    the event log.
     """
 
     def __init__(
@@ -76,7 +78,11 @@ class Engine:
             self.events,
             self._replicas.peer_feed if self._replicas is not None else None,
         )
-        services: list[XdsPortService] = [self._observers.load_reports, self._observers.module_metrics]
+        services: list[XdsPortService] = [
+            self._observers.load_reports,
+            self._observers.module_metrics,
+            self._observers.statement_reports,
+        ]
         if self._replicas is not None:
             services.append(self._replicas.peer_feed)
         self._xds = XdsServer(settings, clock, self.events, self._facts, services)
@@ -98,7 +104,9 @@ class Engine:
             metrics=self._metrics,
             replicas=self._replicas,
         )
-        self.cluster = ClusterView(clock, self._facts, self._intents, self._planner)
+        statements = self._observers.statements
+        self.cluster = ClusterView(clock, self._facts, self._intents, self._planner, statements)
+        self.statements = StatementView(statements, self.cluster, self._replicas)
         self.operations = NodeOperations(clock, self._intents, self._planner, self.cluster)
         self.rollouts = RolloutService(
             self._store,
@@ -114,6 +122,7 @@ class Engine:
             self._replicas.connect(
                 self._intents,
                 self._observers.module_metrics,
+                self._observers.statements,
                 self._xds,
                 self._planner,
                 current_plan=lambda: self._planner.saved_plan,

@@ -1,13 +1,14 @@
 """Prometheus metrics of the control plane. Gauges are read from the engine at each scrape.
 
-Labels are limited to nodes and Envoys; clients, users and statements are never labels.
+Labels are limited to nodes, Envoys, and a bounded number of digests; clients, users and texts of statements
+are never labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -22,8 +23,10 @@ from controlplane.metrics.fleet import (
     node_metric_families,
     source_metric_families,
 )
-from controlplane.model.nodes import State, Topology
+from controlplane.metrics.statements import statement_metric_families
+from controlplane.model.nodes import EMPTY_MAP, State, Topology
 from controlplane.model.plan import Plan
+from controlplane.model.statements import StatementCounts
 from controlplane.model.traffic import ModuleReport
 from controlplane.model.views import EnvoyView, LimitView, NodeView
 
@@ -39,6 +42,7 @@ class MetricsSnapshot:
     is_published: bool
     module_reports: Iterable[ModuleReport] = ()
     limits: Sequence[LimitView] = ()
+    statements: Mapping[str, StatementCounts] = field(default_factory=lambda: EMPTY_MAP)  # by digest
     has_node_metrics_outage: bool = False
 
 
@@ -92,6 +96,7 @@ class Metrics(Collector):
         yield from source_metric_families(snapshot.topologies)
         yield from module_metric_families(snapshot.module_reports)
         yield from limit_metric_families(snapshot.limits)
+        yield from statement_metric_families(snapshot.statements)
         yield GaugeMetricFamily(
             "tidevoy_panic_threshold_active",
             "1 while nodes stay in service although they fail their checks (panic threshold).",

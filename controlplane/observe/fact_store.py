@@ -182,6 +182,13 @@ class FactStore:
         elif is_newest:
             self._ended_at.pop(report.envoy, None)
 
+    def envoy_of_process(self, instance: str) -> str | None:
+        """Return the Envoy whose module has reported this process id; None if there is none."""
+        for envoy, report in self._module_reports.items():
+            if report.instance == instance:
+                return envoy
+        return None
+
     def _new_rejections(self, report: ModuleReport) -> list[ConfigRejection]:
         """Return the configurations that the module has rejected since its previous report.
 

@@ -17,15 +17,21 @@ from controlplane.observe.discovery.dns import Resolver
 from controlplane.observe.discovery.pd_discovery import PdObserver
 from controlplane.observe.envoy_reports.load_reports import LoadReportService
 from controlplane.observe.envoy_reports.metrics_service import MetricsService, ReportForwarder
+from controlplane.observe.envoy_reports.statement_reports import StatementReportService
 from controlplane.observe.fact_store import FactStore
 from controlplane.observe.health.check_targets import build_check_targets, host_names
 from controlplane.observe.health.client_tls import ReloadingClientContext
 from controlplane.observe.health.health_checker import HealthChecker
 from controlplane.observe.node_metrics.observer import NodeMetricsObserver
+from controlplane.observe.statements.collector import StatementCollector
 
 
 class Observers:
-    """Owns the observers. `load_reports` and `module_metrics` are gRPC services for the xDS port."""
+    """Owns the observers.
+
+    `load_reports`, `module_metrics` and `statement_reports` are gRPC services for the xDS port. `statements`
+    are the statistics of statements, which no decision uses.
+    """
 
     def __init__(
         self,
@@ -74,6 +80,10 @@ class Observers:
             known_nodes=lambda: facts.known_addresses,
             forwarder=forwarder,
         )
+        self.statements = StatementCollector(settings.statements, clock)
+        self.statement_reports = StatementReportService(
+            self.statements.put, clock, envoy_of=facts.envoy_of_process, forwarder=forwarder
+        )
 
     async def run(self) -> None:
         """Observe until cancelled."""
@@ -92,6 +102,7 @@ class Observers:
         self._loaded_intents = None
         self._health.configure(settings.health, proxy_protocol=settings.backend.proxy_protocol != "off")
         self._node_metrics.configure(settings)
+        self.statements.configure(settings.statements)
 
     def load_static_nodes(self, intents: Intents) -> None:
         """Store the nodes from the configuration and from the API, if they may have changed."""

@@ -81,6 +81,9 @@ class PeerFeed:
             at, telemetry=peer_feed_pb2.Telemetry(stream=number, envoy=envoy, message=data, first=first)
         )
 
+    def forward_statements(self, envoy: str, at: float, report: bytes) -> None:
+        self._send(at, statements=peer_feed_pb2.StatementReport(envoy=envoy, report=report))
+
     def forward_telemetry_end(self, number: int) -> None:
         self._send(self._clock(), telemetry_ended=number)
 

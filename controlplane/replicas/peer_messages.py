@@ -14,9 +14,15 @@ from controlplane.model.envoys import EnvoyStatus, Nack
 from controlplane.observe.clock_offset import ClockOffset
 from controlplane.observe.envoy_reports.load_reports import parse_load_report
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
+from controlplane.observe.envoy_reports.statement_reports import (
+    InvalidStatementReport,
+    decode_report,
+    parse_report,
+)
 from controlplane.observe.envoy_reports.telemetry_pb2 import LoadReport
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 from controlplane.observe.fact_store import FactStore
+from controlplane.observe.statements.collector import StatementCollector
 from controlplane.replicas import peer_feed_pb2
 from controlplane.replicas.merged_fleet import ReplicaFleet
 
@@ -59,15 +65,17 @@ class PeerMessageReader:
         facts: FactStore,
         events: EventLog,
         module_metrics: MetricsService,
+        statements: StatementCollector,
         on_fleet: Callable[[ReplicaFleet], None],
     ) -> None:
-        """`facts` and `events` get the peer's reports and events; `on_fleet` is called with its Envoys.
+        """`facts`, `events` and `statements` get the peer's reports and events; `on_fleet` gets its Envoys.
 
         `module_metrics` parses the reports of Envoys' modules.
         """
         self._facts = facts
         self._events = events
         self._module_metrics = module_metrics
+        self._statements = statements
         self._on_fleet = on_fleet
         self._clock = ClockOffset()
         self._streams: dict[int, TelemetryStream] = {}
@@ -79,7 +87,7 @@ class PeerMessageReader:
             message = peer_feed_pb2.PeerMessage.FromString(data)
             self._clock.observe(message.at, now)
             self._dispatch(message, self._clock.to_local(message.at))
-        except (DecodeError, ValueError) as error:
+        except (DecodeError, ValueError, InvalidStatementReport) as error:
             raise UnreadableMessage(str(error)) from error
 
     def _dispatch(self, message: Any, at: float) -> None:
@@ -92,6 +100,9 @@ class PeerMessageReader:
                 self._receive_telemetry(message.telemetry, at)
             case "telemetry_ended":
                 self._streams.pop(message.telemetry_ended, None)
+            case "statements":
+                report = decode_report(message.statements.report)
+                self._statements.put(parse_report(report, message.statements.envoy))
             case "fleet":
                 self._receive_fleet(message.fleet)
             case "event":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -13,6 +15,7 @@ from controlplane.config.settings import Settings
 from controlplane.events.event_log import EventLog
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
 from controlplane.observe.fact_store import FactStore
+from controlplane.observe.statements.collector import StatementCollector
 from controlplane.replicas.merged_fleet import (
     DuplicateIdDetector,
     ReplicaEnvoy,
@@ -30,7 +33,17 @@ log = structlog.get_logger("tidevoy.replicas")
 
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0  # backoff between attempts to follow a replica
 _CHECK_INTERVAL_SECONDS = 1.0  # how often duplicate ids and unreachable replicas are checked
+_MAX_OUTAGES = 100  # that are remembered
 _UNREACHABLE_AFTER_SECONDS = 10.0  # then an event reports that a replica is unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOutage:
+    """A time in which a registered replica did not report its Envoys. `until` is None while it lasts."""
+
+    replica: str
+    since: float
+    until: float | None
 
 
 class PeerSync:
@@ -44,11 +57,13 @@ class PeerSync:
         facts: FactStore,
         events: EventLog,
         module_metrics: MetricsService,
+        statements: StatementCollector,
         *,
         own_fleet: Callable[[], ReplicaFleet],
     ) -> None:
         """`name` is this replica's name; `facts` gets the reports that other replicas forward.
-        `module_metrics` parses the reports of Envoys' modules; `own_fleet` returns our own Envoys.
+        `module_metrics` parses the reports of Envoys' modules; `statements` stores those of statements;
+        `own_fleet` returns our own Envoys.
         """
         self._settings = settings
         self._name = name
@@ -56,6 +71,7 @@ class PeerSync:
         self._facts = facts
         self._events = events
         self._module_metrics = module_metrics
+        self._statements = statements
         self._own_fleet = own_fleet
         self._addresses: Mapping[str, str] = {}
         self._addresses_changed = asyncio.Event()
@@ -63,6 +79,7 @@ class PeerSync:
         self._reachable: set[str] = set()
         self._unreachable: dict[str, tuple[float, str]] = {}  # registered replicas -> since when, and why
         self._reported_unreachable: set[str] = set()  # reported as events
+        self._outages: deque[ReplicaOutage] = deque(maxlen=_MAX_OUTAGES)  # that have ended
         self._duplicate_ids = DuplicateIdDetector()
 
     def set_peers(self, addresses: Mapping[str, str]) -> None:
@@ -105,6 +122,11 @@ class PeerSync:
         """Return the unreachable replicas, name -> reason as a clause about the replica."""
         return {name: reason for name, (_, reason) in self._unreachable.items()}
 
+    def outages(self) -> list[ReplicaOutage]:
+        """Return when registered replicas did not report their Envoys, the latest times."""
+        current = [ReplicaOutage(name, since, None) for name, (since, _) in self._unreachable.items()]
+        return [*self._outages, *current]
+
     def _is_wanted(self, name: str, address: str) -> bool:
         return self._addresses.get(name, address if name in self._reachable else None) == address
 
@@ -125,7 +147,11 @@ class PeerSync:
     async def _receive(self, name: str, address: str) -> str:
         """Receive the messages of a replica until the stream ends; return why it ended."""
         reader = PeerMessageReader(
-            self._facts, self._events, self._module_metrics, lambda fleet: self._put_fleet(name, fleet)
+            self._facts,
+            self._events,
+            self._module_metrics,
+            self._statements,
+            lambda fleet: self._put_fleet(name, fleet),
         )
         try:
             return await receive_messages(
@@ -142,7 +168,8 @@ class PeerSync:
     def _put_fleet(self, name: str, fleet: ReplicaFleet) -> None:
         self._fleets[name] = add_missing_envoys(self._fleets.get(name), fleet, self._clock())
         self._reachable.add(name)
-        self._unreachable.pop(name, None)
+        if (outage := self._unreachable.pop(name, None)) is not None:
+            self._outages.append(ReplicaOutage(name, outage[0], self._clock()))
         self._notify_fleet_changed()
 
     def _mark_lost(self, name: str, reason: str) -> None:

@@ -17,12 +17,13 @@ from controlplane.intents.repository import IntentRepository
 from controlplane.model.plan import Plan
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
 from controlplane.observe.fact_store import FactStore
+from controlplane.observe.statements.collector import StatementCollector
 from controlplane.replicas.leader_election import LeaderElection, RoleListener
 from controlplane.replicas.lease import Lease
 from controlplane.replicas.membership import Membership, ReplicaView
 from controlplane.replicas.merged_fleet import ReplicaEnvoy, ReplicaFleet
 from controlplane.replicas.peer_feed_server import PeerFeed
-from controlplane.replicas.peer_sync import PeerSync
+from controlplane.replicas.peer_sync import PeerSync, ReplicaOutage
 from controlplane.replicas.plan_replicator import PlanReplicator
 from controlplane.storage.debounced_writer import DebouncedWriter
 from controlplane.storage.etcd_keys import EtcdKeys, ReplicaRecord
@@ -85,6 +86,7 @@ class ReplicaSet:
         self,
         intents: IntentRepository,
         module_metrics: MetricsService,
+        statements: StatementCollector,
         xds: XdsServer,
         role_listener: RoleListener,
         *,
@@ -102,6 +104,7 @@ class ReplicaSet:
             self._facts,
             self._events,
             module_metrics,
+            statements,
             own_fleet=self._own_fleet,
         )
         backup_failures = Counter(
@@ -185,6 +188,10 @@ class ReplicaSet:
         if self._membership is None:
             return []
         return self._membership.views(self._election.leader, self.peer_sync.unreachable())
+
+    def outages(self) -> Sequence[ReplicaOutage]:
+        """Return when other control planes did not report their Envoys to this one."""
+        return self.peer_sync.outages()
 
     async def _report_fleet_changes(self) -> None:
         while True:

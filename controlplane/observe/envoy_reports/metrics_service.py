@@ -34,6 +34,9 @@ class ReportForwarder(Protocol):
         Stream numbers are never reused.
         """
 
+    def forward_statements(self, envoy: str, at: float, report: bytes) -> None:
+        """Send a serialized report of statements that arrived at the time `at`."""
+
     def forward_telemetry_end(self, number: int) -> None:
         """Notify the replicas that the metrics stream `number` has ended."""
 

@@ -16,7 +16,7 @@ from controlplane.version import VERSION
 from controlplane.xds.resources.profile import (
     FEATURES_METADATA_KEY,
     GROUP_METADATA_KEY,
-    LIVE_SETTINGS_FEATURE,
+    MODULE_FEATURES,
     MODULE_METADATA_KEY,
 )
 
@@ -105,7 +105,7 @@ def render_bootstrap(
 def _metadata(module: str | None, group: str) -> dict[str, str]:
     values = {
         MODULE_METADATA_KEY: VERSION if module else "",
-        FEATURES_METADATA_KEY: LIVE_SETTINGS_FEATURE if module else "",
+        FEATURES_METADATA_KEY: " ".join(MODULE_FEATURES) if module else "",
         GROUP_METADATA_KEY: group,
     }
     return {key: value for key, value in values.items() if value}

@@ -36,11 +36,13 @@ def render_live_config(
     overrides: SwitchOverrides = NO_OVERRIDES,
     *,
     with_settings: bool = True,
+    with_statements: bool = True,
 ) -> str:
     """Return the live configuration of a group as JSON, with its nodes in the given order.
 
     `overrides` are those of the Envoys that get it. `with_settings`: their modules apply settings while they
-    run. Earlier modules of this release reject a configuration with keys that they do not know.
+    run. `with_statements`: they report statistics of statements. Earlier modules of this release reject a
+    configuration with keys that they do not know.
     """
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
@@ -53,6 +55,11 @@ def render_live_config(
     limits |= {part: False for part, is_on in switches.items() if not is_on}
     if with_settings:
         limits |= _new_keys(plan, settings, overrides)
+    if with_statements and settings.statements.is_on:
+        limits["statements"] = {
+            "max_rows": settings.statements.max_rows,
+            "interval": settings.statements.interval,
+        }
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'

@@ -19,6 +19,9 @@ MODULE_METADATA_KEY = "tidevoy.module"
 FEATURES_METADATA_KEY = "tidevoy.module.features"
 # The module applies settings while Envoy runs.
 LIVE_SETTINGS_FEATURE = "live-settings"
+# The module reports statistics of statements.
+STATEMENTS_FEATURE = "statements"
+MODULE_FEATURES = (LIVE_SETTINGS_FEATURE, STATEMENTS_FEATURE)
 # Key of `Node.metadata` with the only group that the Envoy serves.
 GROUP_METADATA_KEY = "tidevoy.group"
 
@@ -34,6 +37,7 @@ class EnvoyProfile:
     zone: str = ""  # the location of the Envoy; empty if it is unknown
     overrides: SwitchOverrides = NO_OVERRIDES
     has_live_settings: bool = False  # the Envoy's module applies settings while the Envoy runs
+    has_statements: bool = False  # the Envoy's module reports statistics of statements
 
     @property
     def has_module(self) -> bool:
@@ -56,6 +60,7 @@ class EnvoyProfile:
             group=envoy_node.group,
             zone=envoy_node.zone,
             has_live_settings=envoy_node.has_live_settings,
+            has_statements=envoy_node.has_statements,
         )
 
     def with_overrides(self, overrides: SwitchOverrides) -> EnvoyProfile:
@@ -80,6 +85,7 @@ class EnvoyNode:
     group: str = ""  # the only group that the Envoy serves; empty if it serves all
     zone: str = ""  # the location of the Envoy; empty if it is unknown
     has_live_settings: bool = False  # its module applies settings while it runs
+    has_statements: bool = False  # its module reports statistics of statements
 
 
 def candidate_profiles(filter_setting: FilterSetting, envoy_node: EnvoyNode) -> tuple[EnvoyProfile, ...]:

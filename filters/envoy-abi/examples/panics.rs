@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use envoy_abi::extension::{Extension, Metrics};
 use envoy_abi::filter::{Filter, FilterFactory, NetworkFilter};
+use envoy_abi::http_callout::HttpClient;
 use envoy_abi::http_filter::{Responder, Response};
 use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 use envoy_abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
@@ -122,7 +123,7 @@ impl Responder for Part {
 }
 
 impl Extension for Part {
-    fn tick(&self, _: &Metrics) {
+    fn tick(&self, _: &Metrics, _: &HttpClient) {
         reach("tick", &self.next());
     }
 

@@ -1,17 +1,20 @@
-//! The bootstrap extension: metrics with labels, and a timer on Envoy's main thread.
+//! The bootstrap extension: metrics with labels, a timer on Envoy's main thread, and HTTP requests to Envoy's clusters.
 
 use core::cell::Cell;
 
 use crate::guard::{guarded, unused_hooks};
+use crate::http_callout::{HttpClient, HttpResponse};
 use crate::module::{configured, destroyed, module};
-use crate::sys::{self, Buffer, Done, Envoy, Ours};
+use crate::sys::{self, Buffer, Done, Envoy, HttpHeader, Ours};
 
 /// Lives as long as Envoy. All hooks run on the main thread.
 pub trait Extension {
     /// Called about every [`Extension::interval`] milliseconds.
-    fn tick(&self, metrics: &Metrics);
+    fn tick(&self, metrics: &Metrics, http: &HttpClient);
     /// Milliseconds between two ticks.
     fn interval(&self) -> u64;
+    /// The response to a request of [`HttpClient::post`]; None: it has failed. It may be called during `post`.
+    fn on_response(&self, _: Option<HttpResponse>) {}
     /// Envoy has begun to close the ports of its listeners (`POST /drain_listeners`).
     fn on_drain_started(&self) {}
     /// Envoy stops: end all background work.
@@ -92,6 +95,7 @@ impl Metrics {
 struct HeldExtension {
     extension: Box<dyn Extension>,
     metrics: Metrics,
+    http: HttpClient,
     timer: Cell<Envoy>,
 }
 
@@ -124,7 +128,7 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
         let mut metrics = Metrics { config, open: true, extension: Cell::new(core::ptr::null_mut()) };
         let extension = module()?.extension(&name, text, &mut metrics)?;
         metrics.open = false;
-        Ok(HeldExtension { extension, metrics, timer: Cell::new(core::ptr::null_mut()) })
+        Ok(HeldExtension { extension, metrics, http: HttpClient { config }, timer: Cell::new(core::ptr::null_mut()) })
     });
     // SAFETY: Envoy's own configuration. Without this call Envoy would never become ready.
     unsafe { sys::extension_ready(config) };
@@ -163,7 +167,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_timer_fired(_: 
     // SAFETY: Envoy passes what `config_new` returned.
     let held = unsafe { held(ours) };
     guarded("bootstrap_extension_timer_fired", (), || {
-        held.extension.tick(&held.metrics);
+        held.extension.tick(&held.metrics, &held.http);
     });
     if held.timer.get() == timer {
         // SAFETY: the timer was not deleted.
@@ -194,14 +198,31 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_shutdown(
     done(context);
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_http_callout_done(
+    _: Envoy,
+    ours: Ours,
+    _: u64,
+    result: u32,
+    headers: *const HttpHeader,
+    header_count: usize,
+    chunks: *const Buffer,
+    chunk_count: usize,
+) {
+    // SAFETY: Envoy passes what `config_new` returned.
+    let held = unsafe { held(ours) };
+    guarded("bootstrap_extension_http_callout_done", (), || {
+        // SAFETY: Envoy's arguments, in Envoy's hook.
+        let response = unsafe { HttpResponse::copy(result, (headers, header_count), (chunks, chunk_count)) };
+        held.extension.on_response(response);
+    });
+}
+
 // Envoy rejects a module without these hooks, which have nothing to do.
 unused_hooks! {
     envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized(Envoy, Ours);
     envoy_dynamic_module_on_bootstrap_extension_destroy(Ours);
     envoy_dynamic_module_on_bootstrap_extension_config_scheduled(Envoy, Ours, u64);
-    envoy_dynamic_module_on_bootstrap_extension_http_callout_done(
-        Envoy, Ours, u64, u32, *const u8, usize, *const u8, usize
-    );
     envoy_dynamic_module_on_bootstrap_extension_file_changed(Envoy, Ours, Buffer, u32);
     envoy_dynamic_module_on_bootstrap_extension_cluster_add_or_update(Envoy, Ours, Buffer);
     envoy_dynamic_module_on_bootstrap_extension_cluster_removal(Envoy, Ours, Buffer);

@@ -17,6 +17,7 @@ pub mod events;
 pub mod extension;
 pub mod filter;
 mod guard;
+pub mod http_callout;
 pub mod http_filter;
 pub mod listener_filter;
 pub mod log;

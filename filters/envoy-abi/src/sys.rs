@@ -31,8 +31,8 @@ pub(crate) struct IoResult {
 /// A header of an HTTP message.
 #[repr(C)]
 pub(crate) struct HttpHeader {
-    name: Buffer,
-    value: Buffer,
+    pub(crate) name: Buffer,
+    pub(crate) value: Buffer,
 }
 
 pub(crate) type Done = extern "C" fn(*mut c_void);
@@ -44,6 +44,7 @@ const _: () = {
     assert!(core::mem::offset_of!(IoResult, action) == 0);
     assert!(core::mem::offset_of!(IoResult, bytes) == 8);
     assert!(core::mem::offset_of!(IoResult, end_of_stream) == 16);
+    assert!(size_of::<HttpHeader>() == 32 && core::mem::offset_of!(HttpHeader, value) == 16);
     assert!(size_of::<bool>() == 1 && size_of::<c_int>() == 4 && size_of::<usize>() == 8);
 };
 
@@ -54,6 +55,8 @@ pub(crate) const CLOSE: u32 = 1;
 pub(crate) const IO_SUCCESS: u32 = 0;
 pub(crate) const IO_AGAIN: u32 = 1;
 pub(crate) const METRIC_SUCCESS: u32 = 0;
+/// Both that a callout was sent, and that it has a response.
+pub(crate) const CALLOUT_SUCCESS: u32 = 0;
 pub(crate) const EVENT_CONNECTED: u32 = 2;
 
 macro_rules! callbacks {
@@ -140,6 +143,10 @@ callbacks! { "bootstrap_extension_" {
     extension_timer_new = "timer_new"(config: Envoy) -> Envoy;
     extension_timer_enable = "timer_enable"(timer: Envoy, milliseconds: u64);
     extension_timer_delete = "timer_delete"(timer: Envoy);
+    extension_http_callout = "http_callout"(
+        config: Envoy, id: *mut u64, cluster: Buffer, headers: *const HttpHeader, count: usize, body: Buffer,
+        timeout_milliseconds: u64
+    ) -> u32;
     extension_define_counter = "config_define_counter"(
         config: Envoy, name: Buffer, labels: *const Buffer, count: usize, id: *mut usize
     ) -> u32;

@@ -18,7 +18,7 @@ use crate::conn::{Conn, ReadError, ReadStep};
 use crate::live_settings;
 use crate::offload::{self, OffloadedConn};
 use crate::old_conn::QUIT;
-use crate::session::{Event, REJECTION_TIMEOUT, Session, SessionPhase};
+use crate::session::{Decision, Event, REJECTION_TIMEOUT, Session, SessionPhase};
 use crate::tls_options::ClientTlsOptions;
 use crate::worker::WorkerContext;
 
@@ -163,37 +163,78 @@ impl ClientConn {
         let joined = session.join_client_bytes(bytes);
         let input = joined.as_deref().unwrap_or(bytes);
         let mut rest = input;
-        // Requests that are read at once are forwarded at once.
-        let mut tracked = 0..0;
-        let result = loop {
-            if rest.is_empty() {
-                break Ok(());
-            }
-            let result = match session.next_request(&mut rest) {
+        // The bytes that may pass. Those of one read are forwarded at once.
+        let mut passing = 0..0;
+        while !rest.is_empty() {
+            let found = session.next_request(&mut rest);
+            let step = match found {
                 None => self.track(session, &[], false),
-                Some(Found::Bytes(bytes)) => self.track(session, bytes, false),
+                Some(Found::Bytes(bytes)) => {
+                    passing.end += bytes.len();
+                    self.track(session, bytes, false)
+                }
                 Some(Found::Observed(bytes, request)) => {
+                    passing.end += bytes.len();
                     self.track(session, bytes, false).inspect(|()| session.on_request(&request))
                 }
-                Some(Found::Held(request)) => {
-                    self.conn.forward(&input[tracked], passed);
-                    tracked = input.len() - rest.len()..input.len() - rest.len();
-                    self.pass_identity_command(session, &request, passed)
-                }
+                Some(Found::Held(request)) => match (session.decide(&request), &request) {
+                    (Decision::Pass, Request::Received(_)) => {
+                        passing.end += request.len();
+                        self.track_request(session, &request, &request)
+                    }
+                    (decision, _) => {
+                        self.conn.forward(&input[passing], passed);
+                        passing = input.len() - rest.len()..input.len() - rest.len();
+                        self.apply(session, decision, &request, rest, passed)
+                    }
+                },
                 Some(Found::Refused(_)) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
             };
-            if result.is_err() {
-                break result;
+            if let Err(step) = step {
+                return step;
             }
-            tracked.end = input.len() - rest.len();
-        };
-        match result {
-            Ok(()) => {
-                self.conn.forward(&input[tracked], passed);
-                ReadStep::Continue
-            }
-            Err(step) => step,
         }
+        self.conn.forward(&input[passing], passed);
+        ReadStep::Continue
+    }
+
+    /// Applies a decision about a held request. `rest`: the bytes that follow the request.
+    fn apply(
+        &self,
+        session: &Rc<Session>,
+        decision: Decision,
+        request: &Request<'_>,
+        rest: &[u8],
+        passed: &mut usize,
+    ) -> Result<(), ReadStep> {
+        let changed;
+        let packets = match decision {
+            Decision::Pass => request,
+            Decision::Change(packets) => {
+                changed = packets;
+                &*changed
+            }
+            Decision::Reject(why) => return Err(self.reject_command(session, why)),
+            Decision::Answer(answer) if session.may_answer() => {
+                let sent = self.conn.write_or_queue(&answer);
+                return if sent == Io::Broken { Err(ReadStep::Close) } else { Ok(()) };
+            }
+            Decision::Answer(answer) => {
+                session.hold_answer(answer);
+                *self.held_input.borrow_mut() = [request, rest].concat();
+                return Err(ReadStep::Wait);
+            }
+        };
+        self.track_request(session, packets, request)?;
+        self.conn.forward(packets, passed);
+        Ok(())
+    }
+
+    /// Tracks the packets that stand for a whole request.
+    fn track_request(&self, session: &Rc<Session>, packets: &[u8], request: &Request<'_>) -> Result<(), ReadStep> {
+        self.track(session, packets, packets.get(HEADER) == Some(&CHANGE_USER))?;
+        session.on_request(request);
+        Ok(())
     }
 
     /// Tracks bytes of the client that are about to be forwarded. `is_checked`: see [`Session::on_client_bytes`].
@@ -203,19 +244,6 @@ impl ClientConn {
             Some(why) => self.reject_command(session, why),
             None => ReadStep::Close,
         })
-    }
-
-    fn pass_identity_command(
-        &self,
-        session: &Rc<Session>,
-        request: &Request<'_>,
-        passed: &mut usize,
-    ) -> Result<(), ReadStep> {
-        let changed = session.check_identity_command(request).map_err(|why| self.reject_command(session, why))?;
-        let bytes = changed.as_deref().unwrap_or(request);
-        self.track(session, bytes, bytes.get(HEADER) == Some(&CHANGE_USER))?;
-        self.conn.forward(bytes, passed);
-        Ok(())
     }
 
     /// Answers the client's command with an error, and ends the session.
@@ -329,8 +357,9 @@ impl OffloadedConn for ClientConn {
     }
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
-        if self.session.get().is_some_and(|session| session.migration.is_client_held()) {
-            // The connection is rearmed when the client is no longer held.
+        let is_held = |session: &Rc<Session>| session.migration.is_client_held() || session.is_request_held();
+        if self.session.get().is_some_and(is_held) {
+            // The connection is read again when the client is no longer held.
             return if self.conn.has_end_event() { self.on_end_while_held(buffer) } else { ReadStep::Wait };
         }
         let held_input = self.held_input.take();

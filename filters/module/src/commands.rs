@@ -9,7 +9,7 @@ use crate::node::{self, WorkerNode};
 use crate::statements::{SessionStatements, StatementCollector};
 
 /// The commands of one session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Commands {
     /// How many commands have begun and not ended.
     outstanding: u32,
@@ -27,8 +27,7 @@ pub(crate) struct Commands {
     identity_change: IdentityChange,
     /// The end of the last change of user since the last [`Self::take_change_user_result`].
     change_user_result: Option<ChangeUserResult>,
-    /// None: statements are not observed.
-    pub(crate) statements: Option<Box<SessionStatements>>,
+    pub(crate) statements: SessionStatements,
 }
 
 /// How COM_CHANGE_USER has ended.
@@ -50,6 +49,20 @@ pub(crate) enum IdentityChange {
 }
 
 impl Commands {
+    pub(crate) fn new(statements: SessionStatements) -> Self {
+        Self {
+            outstanding: 0,
+            started_at: None,
+            idle_since: None,
+            pinged_at: None,
+            password_request: None,
+            has_quit: false,
+            identity_change: IdentityChange::default(),
+            change_user_result: None,
+            statements,
+        }
+    }
+
     /// An observer that adds to the counts of `node`, and its statements to `collector`.
     pub(crate) fn recorder<'a>(
         &'a mut self,
@@ -57,11 +70,6 @@ impl Commands {
         collector: &'a StatementCollector,
     ) -> CommandRecorder<'a> {
         CommandRecorder { commands: self, node, collector }
-    }
-
-    /// Whether no command is outstanding.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.outstanding == 0
     }
 
     /// When the last command ended. None: no command has ended.
@@ -122,30 +130,20 @@ impl CommandObserver for CommandRecorder<'_> {
         if self.commands.outstanding == 0 {
             self.commands.started_at = Some(Instant::now());
         }
-        if let Some(statements) = &mut self.commands.statements {
-            let is_first = self.commands.outstanding == 0;
-            let now = self.commands.started_at.filter(|_| is_first).unwrap_or_else(Instant::now);
-            statements.on_command_started(command, now);
-        }
+        self.commands.statements.on_command_started(command);
         self.commands.outstanding += 1;
     }
 
     fn on_prepared(&mut self, statement: u32) {
-        if let Some(statements) = &mut self.commands.statements {
-            statements.on_prepared(statement);
-        }
+        self.commands.statements.on_prepared(statement);
     }
 
     fn on_transaction_reported(&mut self, is_open: bool) {
-        if let Some(statements) = &mut self.commands.statements {
-            statements.on_transaction_reported(is_open);
-        }
+        self.commands.statements.on_transaction_reported(is_open);
     }
 
     fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize) {
-        if let Some(statements) = &mut self.commands.statements {
-            statements.on_result_ended(self.collector, &self.node.shared, outcome, size);
-        }
+        self.commands.statements.on_result_ended(self.collector, &self.node.shared, outcome, size);
     }
 
     fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
@@ -154,9 +152,7 @@ impl CommandObserver for CommandRecorder<'_> {
                 if outcome == CommandOutcome::Ok { IdentityChange::Done } else { IdentityChange::Failed };
         }
         self.commands.outstanding = self.commands.outstanding.saturating_sub(1);
-        if let Some(statements) = &mut self.commands.statements {
-            statements.on_command_ended(command, outcome);
-        }
+        self.commands.statements.on_command_ended(command, outcome);
         match outcome {
             CommandOutcome::Silent => return,
             CommandOutcome::Ok => {}

@@ -5,7 +5,7 @@ mod live;
 
 pub(crate) use live::{
     KeepaliveConfig, LimitConfig, LiveConfig, LoginLogConfig, MigrationLimitsConfig, NodeInfo, Settings,
-    StatementLogConfig, StatementLogFormat,
+    StatementLogConfig, StatementLogFormat, StatementsConfig,
 };
 
 use std::path::PathBuf;

@@ -12,6 +12,7 @@
 //! [`live_config`] applies the configuration that the control plane changes while Envoy runs: the nodes, and
 //! [`live_settings`].
 //! [`login_log`] writes a line for each login, and [`statement_log`] one for each slow statement.
+//! [`statements`] reports statistics of statements.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
 #![deny(unsafe_code)]

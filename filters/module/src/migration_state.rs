@@ -90,13 +90,8 @@ impl MigrationState {
         self.migrations.get()
     }
 
-    /// How often the session has migrated.
-    pub(crate) fn migrations(&self) -> u32 {
-        self.migrations.get()
-    }
-
     pub(crate) fn has_migrated(&self) -> bool {
-        self.migrations() > 0
+        self.migrations.get() > 0
     }
 
     /// Starts the time during which rebalancing does not select the session again.

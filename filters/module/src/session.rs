@@ -20,6 +20,7 @@ pub(crate) use self::migration::{MigrationBlocker, StartResult};
 pub(crate) use close_probe::CloseProbe;
 pub(crate) use kept_states::KeptStates;
 pub(crate) use lifecycle::{Event, REJECTION_TIMEOUT, SessionPhase};
+pub(crate) use requests::Decision;
 pub(crate) use traffic::PassDecision;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -30,7 +31,6 @@ use std::time::Duration;
 
 use envoy_abi::filter::Filter;
 use mysql_proto::login::Rules;
-use mysql_proto::request_reader::RequestReader;
 
 use crate::conn::Conn;
 use crate::deadlines::Deadline;
@@ -47,6 +47,7 @@ use lifecycle::Effect;
 use limits::SessionSlots;
 use login::SessionLogin;
 use node_loss::LossEvent;
+use requests::SessionRequests;
 use traffic::Traffic;
 
 /// The namespace of the metadata that access logs can show.
@@ -71,7 +72,7 @@ pub(crate) struct Session {
     login: RefCell<Option<Box<SessionLogin>>>,
     /// None: the session is not established yet.
     traffic: RefCell<Option<Traffic>>,
-    requests: RefCell<RequestReader>,
+    requests: SessionRequests,
     identity: SessionIdentity,
     slots: SessionSlots,
     pub(crate) kept_states: KeptStates,
@@ -111,7 +112,7 @@ impl Session {
             node: RefCell::default(),
             login: RefCell::new(Some(Box::new(SessionLogin::new(rules)))),
             traffic: RefCell::default(),
-            requests: RefCell::default(),
+            requests: SessionRequests::default(),
             identity: SessionIdentity::default(),
             slots: SessionSlots::default(),
             kept_states: KeptStates::default(),

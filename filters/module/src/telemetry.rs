@@ -10,6 +10,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
+use envoy_abi::http_callout::{HttpClient, HttpResponse};
 
 use crate::config::VERSION;
 use crate::ejection::EjectReason;
@@ -19,6 +20,7 @@ use crate::node::{
     SessionState, SharedNode,
 };
 use crate::sentinels::Sentinels;
+use crate::statements::report::StatementReporter;
 use crate::{
     clock, connection_limits, deadlines, envoy_drain, filter, line_log, live_settings, login_log, readiness, refresh,
     statement_log, states_memory, switches, wakers,
@@ -77,6 +79,7 @@ pub(crate) struct Reporter {
     /// The reported refusals of each rule.
     reported_refusals: RefCell<HashMap<String, u64>>,
     sentinels: Sentinels,
+    statements: StatementReporter,
     /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
     reported_at: Cell<Option<Duration>>,
@@ -117,6 +120,7 @@ impl Reporter {
             limit_refusals: metrics.counter("limit_refusals", &["rule"])?,
             reported_refusals: RefCell::default(),
             sentinels: Sentinels::default(),
+            statements: StatementReporter::new(metrics)?,
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
             reported: RefCell::default(),
@@ -256,12 +260,13 @@ impl ReportedValues {
 }
 
 impl Extension for Reporter {
-    fn tick(&self, metrics: &Metrics) {
+    fn tick(&self, metrics: &Metrics, http: &HttpClient) {
         self.has_woken_worker.set(wakers::wake_due(deadlines::now()));
         switches::read_runtime();
         self.sentinels.tick();
         let now = clock::now();
         self.drain.tick(now);
+        self.statements.tick(now, metrics, http);
         metrics.put(self.drain_phase, &[], envoy_drain::phase() as u64);
         let clients = filter::client_count();
         metrics.put(self.clients, &[], clients);
@@ -273,6 +278,10 @@ impl Extension for Reporter {
             self.report(metrics);
             readiness::set_heap_full(readiness::is_probed() && metrics.gauge_value(readiness::HEAP_FULL_GAUGE) > 0);
         }
+    }
+
+    fn on_response(&self, response: Option<HttpResponse>) {
+        self.statements.on_response(response.as_ref());
     }
 
     fn on_drain_started(&self) {

@@ -26,11 +26,13 @@ pub const MAX_OBSERVED_BYTES: usize = 1024 * 1024;
 
 /// The beginning of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RequestStart {
+pub struct RequestStart<'a> {
     /// The first byte of the payload.
     pub command: u8,
     /// Payload bytes of the first packet.
     pub length: usize,
+    /// What was received of the payload, behind the command.
+    pub content: &'a [u8],
     /// No other request precedes this one in the bytes that the reader is about to return.
     pub is_first: bool,
 }
@@ -45,7 +47,7 @@ pub enum Found<'a> {
     /// A held request; none of its bytes has passed.
     Held(Request<'a>),
     /// The refused request. The reader must not be used after this.
-    Refused(RequestStart),
+    Refused(RequestStart<'a>),
 }
 
 /// A whole request.
@@ -58,6 +60,18 @@ pub enum Request<'a> {
 }
 
 impl Request<'_> {
+    /// The sequence number of the response.
+    #[must_use]
+    pub fn response_sequence(&self) -> u8 {
+        let mut packets = &**self;
+        let mut sequence = 0;
+        while let Some(header) = Header::parse(packets) {
+            sequence = header.sequence;
+            packets = &packets[HEADER + header.length..];
+        }
+        sequence.wrapping_add(1)
+    }
+
     /// The payload of all packets.
     #[must_use]
     pub fn payload(&self) -> Cow<'_, [u8]> {
@@ -134,18 +148,6 @@ impl PartialRequest {
 }
 
 impl RequestReader {
-    /// Whether the reader has bytes that did not pass.
-    #[must_use]
-    pub fn has_kept_bytes(&self) -> bool {
-        !self.start.is_empty() || self.partial.as_ref().is_some_and(|partial| partial.interest == Interest::Hold)
-    }
-
-    /// Whether the next byte begins a request.
-    #[must_use]
-    pub fn is_between_requests(&self) -> bool {
-        self.start.is_empty() && self.partial.is_none()
-    }
-
     /// Ends the reading: returns the bytes that did not pass. They precede all later bytes.
     pub fn stop(&mut self) -> SecretBytes {
         match self.partial.take() {
@@ -198,7 +200,8 @@ impl RequestReader {
                 *bytes = &[];
                 return (passed > 0).then_some(Found::Bytes(&input[..passed]));
             };
-            let start = RequestStart { command, length, is_first: passed == 0 };
+            let content = &rest[HEADER + 1..rest.len().min(HEADER + length)];
+            let start = RequestStart { command, length, content, is_first: passed == 0 };
             let interest = interest(start);
             if passed > 0 && matches!(interest, Interest::Hold | Interest::Refuse) {
                 return Some(Found::Bytes(&input[..passed])); // the next call finds the request at the front
@@ -238,7 +241,7 @@ mod tests {
     const OBSERVED: u8 = 1;
     const HELD: u8 = 2;
 
-    fn interest(start: RequestStart) -> Interest {
+    fn interest(start: RequestStart<'_>) -> Interest {
         match start.command {
             OBSERVED => Interest::Observe,
             HELD => Interest::Hold,
@@ -284,6 +287,8 @@ mod tests {
                         seen.observed.push((request.payload().into_owned(), seen.passed.len()));
                     }
                     Some(Found::Held(request)) => {
+                        let packets = request.payload().len() / MAX_PAYLOAD + 1;
+                        assert_eq!(usize::from(request.response_sequence()), packets);
                         seen.held.push((request.payload().into_owned(), seen.passed.len()));
                         seen.passed.extend(&*request);
                     }
@@ -330,7 +335,7 @@ mod tests {
         let mut reader = RequestReader::default();
         let mut rest = &bytes[..];
         assert_eq!(reader.next(&mut rest, interest), Some(Found::Bytes(&bytes[..5])));
-        let start = RequestStart { command: 3, length: 2, is_first: true };
+        let start = RequestStart { command: 3, length: 2, content: b"x", is_first: true };
         assert_eq!(reader.next(&mut rest, interest), Some(Found::Refused(start)));
     }
 
@@ -340,9 +345,8 @@ mod tests {
             let bytes = packets(&[command; 9]);
             let mut reader = RequestReader::default();
             read(&mut reader, [&bytes[..length]]);
-            assert_eq!(reader.has_kept_bytes(), kept > 0);
             assert_eq!(reader.stop(), &bytes[..kept]);
-            assert!(!reader.has_kept_bytes());
+            assert_eq!(reader.stop(), b"");
         }
     }
 
@@ -368,7 +372,7 @@ mod tests {
             }
             let mut reader = RequestReader::default();
             prop_assert_eq!(read(&mut reader, pieces), expected(&payloads));
-            prop_assert!(!reader.has_kept_bytes());
+            prop_assert_eq!(reader.stop(), b"");
         }
     }
 }

@@ -11,12 +11,14 @@
 //! The source is pingcap/tidb v8.5.3, `pkg/parser/digester.go`, for the default SQL mode and the character set utf8mb4.
 //! TiDB tests no grammar for digests, only tokens, and neither does this crate.
 
+mod commands;
 mod keywords;
 mod normalizer;
 mod scanner;
 mod split;
 mod text;
 
+pub use commands::{Kill, kill, may_begin_with, used_database};
 pub use normalizer::Normalizer;
 pub use split::statements;
 

@@ -49,6 +49,7 @@ const OPERATORS: [&[u8]; 12] = [b"<=>", b"||", b"&&", b"&^", b":=", b">=", b"<="
 /// Content of a string matters only if it is one of a few short words. An escaped character takes two bytes.
 const MAX_STRING_THAT_MATTERS: usize = 2 * "index".len();
 
+#[derive(Clone)]
 pub(crate) struct Scanner<'a> {
     pub(crate) sql: &'a [u8],
     /// The offset of the next byte.
@@ -377,7 +378,7 @@ impl<'a> Scanner<'a> {
 }
 
 /// White space of Latin-1, byte by byte.
-fn is_space(byte: u8) -> bool {
+pub(crate) fn is_space(byte: u8) -> bool {
     matches!(byte, b'\t'..=b'\r' | b' ' | 0x85 | 0xa0)
 }
 

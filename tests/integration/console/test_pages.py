@@ -25,7 +25,10 @@ from tests.support.waiting import wait_until
 
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-PAGES = ("/", f"/console/nodes/{A}", "/console/envoys", "/console/rollouts", "/console/events")
+PAGES = (
+    *("/", f"/console/nodes/{A}", "/console/envoys", "/console/statements"),
+    *("/console/rollouts", "/console/events"),
+)
 FORMS = (
     "/console/add",
     *(f"/console/nodes/{A}/{operation}" for operation in ("drain", "undrain", "remove", "weight")),
@@ -344,7 +347,7 @@ async def test_pages_are_notified_of_changes_at_a_limited_rate() -> None:
     assert (await anext(messages)).startswith(":")
     append(log, 2, "node.state")
     assert parse_message(await anext(messages)) == (
-        ["nodes", "envoys", "rollouts", "events"],
+        ["nodes", "envoys", "statements", "rollouts", "events"],
         ["subject: sentence 2"],
     )
     start = time.monotonic()
@@ -362,7 +365,7 @@ async def test_pages_are_refreshed_regularly_without_events() -> None:
     log, stopping = EventLog(monotonic_unix_clock()), asyncio.Event()
     messages = iter_sse_updates(log.subscribe(), stopping, poll_seconds=0.01, min_interval=0.0)
     await anext(messages)
-    assert parse_message(await anext(messages)) == (["nodes", "envoys", "rollouts"], [])
+    assert parse_message(await anext(messages)) == (["nodes", "envoys", "statements", "rollouts"], [])
     await messages.aclose()
 
 

@@ -16,10 +16,18 @@ from envoy.service.load_stats.v3 import lrs_pb2, lrs_pb2_grpc
 
 from controlplane.config.settings import Settings
 from controlplane.model.plan import Plan
+from controlplane.model.statements import COUNT
 from controlplane.replicas import peer_feed_pb2, peer_feed_server
 from controlplane.replicas.peer_sync import PeerSync
 from controlplane.xds.resource_type import ENDPOINTS
 from tests.support.controlplane.peer_sync import FakeReplica, connect_all, run_replicas
+from tests.support.controlplane.statement_reports import (
+    announced_process,
+    deliver_report,
+    digest_of,
+    report_message,
+    row,
+)
 from tests.support.controlplane.telemetry_messages import (
     metric_family,
     module_info_family,
@@ -70,6 +78,15 @@ async def wait_for_all(replicas: Iterable[FakeReplica], condition: Callable[[Fak
     """Wait for one replica after the other until the condition is true for it."""
     for replica in replicas:
         await wait_until(partial(condition, replica))
+
+
+def statement_counts(replica: FakeReplica) -> dict[str, float]:
+    """Return the executions that a replica knows, by digest."""
+    sums: Counter[str] = Counter()
+    for rows in replica.statements.window(600).slots:
+        for key, counts in rows.items():
+            sums[key.digest] += int(counts[COUNT])
+    return dict(sums)
 
 
 def connected_since(replica: FakeReplica) -> float:
@@ -133,6 +150,36 @@ async def test_reports_reach_all_replicas_unchanged() -> None:
         assert theirs is not None
         assert ours.sessions == theirs.sessions == {NODE: 2}
         assert theirs.oldest_count_at - ours.oldest_count_at == pytest.approx(-1000.0, abs=0.5)
+
+
+async def test_statements_reach_all_replicas_and_count_once() -> None:
+    async with (
+        run_replicas(SETTINGS, "a", "b", clock_errors={"b": -1000.0}) as (a, b),
+        announced_process(a.xds.port),
+    ):
+        await wait_for_all((a, b), lambda replica: bool(replica.reports))
+        for sequence in (1, 2):
+            await deliver_report(a.xds.port, report_message(row(1), sequence=sequence))
+        await wait_until(lambda: statement_counts(b) == {digest_of(1): 2})
+        # The Envoy reconnects to `b`, and sends its last report again.
+        await deliver_report(b.xds.port, report_message(row(1), sequence=2))
+        await deliver_report(b.xds.port, report_message(row(1), sequence=3))
+        await wait_for_all((a, b), lambda replica: statement_counts(replica) == {digest_of(1): 3})
+
+
+async def test_outages_of_replicas_are_remembered() -> None:
+    async with run_replicas(SETTINGS, "a", "b") as (a, b):
+        await b.stop()
+        await wait_until(lambda: "b" in a.peer_sync.unreachable())
+        (outage,) = [one for one in a.peer_sync.outages() if one.until is None]
+        assert outage.replica == "b"
+        await b.start()
+        connect_all(a, b)
+        await a.wait_connected_to(b)
+        ended = a.peer_sync.outages()[-1]
+        assert (ended.replica, ended.since) == ("b", outage.since)
+        assert ended.until is not None
+        assert ended.until >= ended.since
 
 
 async def test_late_follower_ignores_a_partial_flush() -> None:

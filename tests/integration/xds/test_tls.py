@@ -21,9 +21,11 @@ from controlplane.config.own_tls import XdsTls
 from controlplane.config.settings import Settings
 from controlplane.grpc_auth import XdsPortService
 from controlplane.model.facts import EnvoyLoad
+from controlplane.model.statements import StatementReport
 from controlplane.model.traffic import ModuleReport
 from controlplane.observe.envoy_reports.load_reports import LoadReportService
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
+from controlplane.observe.envoy_reports.statement_reports import StatementReportService
 from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from controlplane.xds.resource_type import CLUSTER
 from controlplane.xds.server_certificates import ServerCertificates
@@ -32,6 +34,7 @@ from sandbox.ports import Ports
 from tests.conftest import StartEnvoy
 from tests.support.controlplane.engine import run_engine, settings
 from tests.support.controlplane.running_xds import RecordedEvents, make_xds_server, run_xds_server
+from tests.support.controlplane.statement_reports import METHOD, report_message, row
 from tests.support.controlplane.telemetry_messages import metrics_message, module_info_family
 from tests.support.controlplane.xds_certificates import (
     EXPIRED_AT,
@@ -169,6 +172,7 @@ class XdsEndpoint:
         event_log = RecordedEvents()
         self.events = event_log.recorded
         self.reports: list[EnvoyLoad | ModuleReport] = []
+        self.statements: list[StatementReport] = []
         self.clock_offset = 0.0  # seconds by which the server's clock is ahead
         real_clock = monotonic_unix_clock()
 
@@ -180,6 +184,7 @@ class XdsEndpoint:
         services: list[XdsPortService] = [
             LoadReportService(self.reports.append, clock, interval=lambda: 1.0),
             MetricsService(self.reports.append, clock, known_nodes=lambda: known_nodes),
+            StatementReportService(self.statements.append, clock, envoy_of=lambda _: "envoy-1"),
         ]
         self.server = make_xds_server(self.settings, event_log, services, clock)
 
@@ -254,6 +259,18 @@ async def test_denies_every_stream_with_another_envoys_id(pki: XdsPki, method: s
             await own_call.write(message)
         await wait_until(lambda: bool(endpoint.reports or endpoint.server.statuses()))
         own_call.cancel()
+
+
+async def test_denies_statements_of_another_envoys_process(pki: XdsPki) -> None:
+    data = report_message(row()).SerializeToString()
+    async with run_endpoint(pki.settings) as endpoint:
+        for name, expected in (("envoy-2", "PERMISSION_DENIED"), ("envoy-1", "OK")):
+            credentials = channel_credentials(pki.authority, pki.authority.issue_cert(name))
+            async with endpoint.channel(credentials) as channel:
+                call: Any = channel.unary_unary(METHOD)(data, timeout=10)
+                assert (await call.code()).name == expected
+            assert len(endpoint.statements) == (expected == "OK")
+        assert [subject for subject, _ in endpoint.of_kind("envoy.denied")] == ["envoy-1"]
 
 
 async def test_requires_certificate_of_client_ca(pki: XdsPki) -> None:

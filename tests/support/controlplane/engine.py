@@ -26,7 +26,7 @@ from controlplane.xds.resource_type import ENDPOINTS, LIVE_CONFIG
 from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
 from controlplane.xds.resources.profile import (
     FEATURES_METADATA_KEY,
-    LIVE_SETTINGS_FEATURE,
+    MODULE_FEATURES,
     MODULE_METADATA_KEY,
 )
 from sandbox.live_config import parse_live_config
@@ -259,7 +259,7 @@ class FakeEnvoy:
             request.node.id = self.name
             if self._module:
                 request.node.metadata.fields[MODULE_METADATA_KEY].string_value = self._module
-                request.node.metadata.fields[FEATURES_METADATA_KEY].string_value = LIVE_SETTINGS_FEATURE
+                request.node.metadata.fields[FEATURES_METADATA_KEY].string_value = " ".join(MODULE_FEATURES)
             await call.write(request)
         subscribed.set()
         acked_versions = dict.fromkeys(names, "")

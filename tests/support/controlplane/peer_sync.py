@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from controlplane.clock import Clock, monotonic_unix_clock
 from controlplane.config.settings import Settings
+from controlplane.config.statements import StatementSettings
 from controlplane.events.event_log import EventLog
 from controlplane.grpc_auth import XdsPortService
 from controlplane.model.facts import EnvoyLoad
@@ -19,7 +20,9 @@ from controlplane.model.plan import Policy
 from controlplane.model.traffic import ModuleReport
 from controlplane.observe.envoy_reports.load_reports import LoadReportService
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
+from controlplane.observe.envoy_reports.statement_reports import StatementReportService
 from controlplane.observe.fact_store import FactStore
+from controlplane.observe.statements.collector import StatementCollector
 from controlplane.replicas.merged_fleet import ReplicaEnvoy, ReplicaFleet
 from controlplane.replicas.peer_feed_server import PeerFeed
 from controlplane.replicas.peer_sync import PeerSync
@@ -65,6 +68,10 @@ class FakeReplica:
         self._module_metrics = MetricsService(
             self.facts.put_module_report, self.clock, known_nodes=lambda: self.known_nodes, forwarder=self
         )
+        self.statements = StatementCollector(StatementSettings(digests="on"), self.clock)
+        statement_reports = StatementReportService(
+            self.statements.put, self.clock, envoy_of=self.facts.envoy_of_process, forwarder=self
+        )
         self.peer_feed = PeerFeed(settings, self.clock, self._own_fleet)
         self.peer_sync = PeerSync(
             settings,
@@ -73,6 +80,7 @@ class FakeReplica:
             self.facts,
             self._event_log,
             self._module_metrics,
+            self.statements,
             own_fleet=self._own_fleet,
         )
         load_reports = LoadReportService(
@@ -81,7 +89,9 @@ class FakeReplica:
             interval=lambda: settings.balance.report_interval,
             forwarder=self,
         )
-        services: list[XdsPortService] = [load_reports, self._module_metrics, self.peer_feed]
+        services: list[XdsPortService] = [
+            *(load_reports, self._module_metrics, statement_reports, self.peer_feed)
+        ]
         self.xds = make_xds_server(settings, self._event_log, services, self.clock)
         self._xds_run = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,6 +105,9 @@ class FakeReplica:
     def forward_telemetry(self, number: int, envoy: str, at: float, data: bytes, *, first: bool) -> None:
         self.metrics_streams.append(number)
         self.peer_feed.forward_telemetry(number, envoy, at, data, first=first)
+
+    def forward_statements(self, envoy: str, at: float, report: bytes) -> None:
+        self.peer_feed.forward_statements(envoy, at, report)
 
     def forward_telemetry_end(self, number: int) -> None:
         self.peer_feed.forward_telemetry_end(number)

@@ -10,12 +10,16 @@ from envoy.service.load_stats.v3 import lrs_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.config.statements import StatementSettings
 from controlplane.model.envoys import EnvoyStatus, Nack
+from controlplane.model.statements import COUNT
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
+from controlplane.observe.statements.collector import StatementCollector
 from controlplane.replicas import peer_feed_pb2, peer_messages
 from controlplane.replicas.merged_fleet import ReplicaFleet
 from tests.support.controlplane.peer_sync import RecordedFacts
 from tests.support.controlplane.running_xds import RecordedEvents
+from tests.support.controlplane.statement_reports import digest_of, report_message, row
 from tests.support.controlplane.telemetry_messages import (
     metric_family,
     metrics_message,
@@ -66,7 +70,10 @@ class RecordingReader:
         self.loads, self.reports = facts.loads, facts.reports
         self.fleets: list[ReplicaFleet] = []
         metrics = MetricsService(facts.put_module_report, lambda: 0.0, known_nodes=lambda: {NODE})
-        self._reader = peer_messages.PeerMessageReader(facts, self.event_log, metrics, self.fleets.append)
+        self.statements = StatementCollector(StatementSettings(digests="on"), lambda: 0.0)
+        self._reader = peer_messages.PeerMessageReader(
+            facts, self.event_log, metrics, self.statements, self.fleets.append
+        )
 
     def receive(self, message: bytes, now: float = 0.0) -> None:
         self._reader.receive(message, now)
@@ -140,6 +147,7 @@ def test_event_with_half_a_surrogate_pair_is_sent() -> None:
         peer_messages.encode_message(0.0, load_report=peer_feed_pb2.LoadReport(report=b"\xff")),
         peer_messages.encode_message(0.0, event=peer_feed_pb2.Event(data="{")),
         peer_messages.encode_message(0.0, event=peer_feed_pb2.Event(data="[]")),
+        peer_messages.encode_message(0.0, statements=peer_feed_pb2.StatementReport(report=b"\xff")),
     ],
 )
 def test_invalid_message_raises_unreadable_message(message: bytes) -> None:
@@ -242,3 +250,15 @@ def test_streams_are_separate_and_forgotten_at_their_end() -> None:
     # The reader has forgotten the number of the ended stream: this flush gives no report.
     send_telemetry(reader, metrics_message(*GAUGES), at=12.0, number=1)
     assert len(reader.reports) == 2
+
+
+def test_statements_are_stored_once_for_their_envoy() -> None:
+    reader = RecordingReader()
+    report = report_message(row(1)).SerializeToString()
+    for _ in range(2):
+        statements = peer_feed_pb2.StatementReport(envoy="e", report=report)
+        reader.receive(peer_messages.encode_message(0.0, statements=statements))
+    (rows,) = reader.statements.window(60).slots
+    assert [(key.digest, key.envoy, counts[COUNT]) for key, counts in rows.items()] == [
+        (digest_of(1), "e", 1)
+    ]

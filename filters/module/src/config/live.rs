@@ -55,6 +55,9 @@ pub(crate) struct Published {
     /// None: statements are not logged.
     #[serde(default)]
     pub(crate) statement_log: Option<StatementLogConfig>,
+    /// None: no statistics of statements are collected.
+    #[serde(default)]
+    pub(crate) statements: Option<StatementsConfig>,
     /// Limits of client connections over all Envoys together.
     #[serde(default)]
     pub(crate) limits: Vec<LimitConfig>,
@@ -113,6 +116,16 @@ impl StatementLogConfig {
     pub(crate) fn target(&self) -> LogTarget {
         LogTarget { path: self.path.clone(), max_bytes: self.max_bytes as u64, kept_files: self.keep as u32 }
     }
+}
+
+/// The statistics of statements.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StatementsConfig {
+    /// The highest number of rows with a statement in a report.
+    pub(crate) max_rows: f64,
+    /// Seconds between two reports.
+    pub(crate) interval: f64,
 }
 
 /// A limit of client connections over all Envoys together, and the quotas of the Envoy processes.

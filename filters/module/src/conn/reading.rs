@@ -101,11 +101,16 @@ impl Conn {
         }
     }
 
+    /// Makes Envoy call the read hook, also if there is nothing new to read.
+    pub(crate) fn read_again(&self) {
+        self.onload();
+        self.socket.set_readable(); // also if it is not offloaded
+    }
+
     /// Makes Envoy close the connection.
     pub(crate) fn abort(&self) {
         self.receiving.state.set(ReceivingState::Closing);
-        self.onload();
-        self.socket.set_readable(); // also if it is not offloaded
+        self.read_again();
     }
 
     /// Whether there are bytes to read, or the connection has ended.

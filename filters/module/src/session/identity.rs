@@ -125,13 +125,8 @@ impl Session {
     }
 }
 
-/// Whether a command with this first byte may change the identity.
-pub(super) fn may_change(command: u8) -> bool {
-    matches!(command, CHANGE_USER | SET_OPTION)
-}
-
 /// How a command that may change the identity is treated.
-pub(super) fn interest(start: RequestStart) -> Interest {
+pub(super) fn interest(start: RequestStart<'_>) -> Interest {
     match start.length {
         ..=MAX_CHANGE_USER_BYTES => Interest::Hold,
         _ if start.command == CHANGE_USER => Interest::Refuse,
@@ -151,7 +146,7 @@ mod tests {
             (MAX_CHANGE_USER_BYTES, SET_OPTION, Interest::Hold),
             (MAX_CHANGE_USER_BYTES + 1, SET_OPTION, Interest::None),
         ] {
-            assert_eq!(interest(RequestStart { command, length, is_first: true }), expected);
+            assert_eq!(interest(RequestStart { command, length, content: b"", is_first: true }), expected);
         }
     }
 }

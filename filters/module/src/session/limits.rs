@@ -86,7 +86,6 @@ impl Session {
         };
         if user.is_some() && *self.slots.user.borrow() != user {
             self.slots.user.replace(user);
-            self.update_statements_user();
             self.slots.held.borrow_mut().extend(slots);
             self.recount_limits(&connection_limits::rules());
         }

@@ -366,17 +366,18 @@ impl Session {
     /// The node has accepted the login: creates the state of an established session.
     fn create_traffic(&self, capabilities: Capabilities) {
         let taken = self.with_session_login(|login| {
-            (login.relay.as_mut().and_then(Login::take_response), login.has_plain_node_side)
+            let database = login.relay.as_ref().and_then(Login::names).map(|names| names.database().to_vec());
+            (login.relay.as_mut().and_then(Login::take_response), login.has_plain_node_side, database)
         });
-        let Some((response, has_plain_node_side)) = taken else { return };
+        let Some((response, has_plain_node_side, database)) = taken else { return };
         let identity = response.and_then(|response| Identity::from_handshake_response(&response, capabilities));
         self.identity.set(identity);
-        self.traffic.replace(Some(Traffic::new(capabilities, has_plain_node_side)));
+        let database = database.unwrap_or_default();
+        self.traffic.replace(Some(Traffic::new(capabilities, has_plain_node_side, &database)));
     }
 
     pub(super) fn start_traffic(self: &Rc<Self>) {
         self.record_login();
-        self.start_statements();
         if self.idle_timeout().is_zero() {
             self.deadline.replace(None);
         }

@@ -178,6 +178,7 @@ impl Session {
         if self.is_ended_by_drain() {
             return;
         }
+        self.continue_held_request();
         if self.client.is_corked() {
             if envoy_drain::must_end_sessions() && self.may_end_after_response() {
                 self.finish_in_drain();
@@ -300,7 +301,7 @@ impl Session {
                     self.clear_plain_node_side();
                 }
                 let migrations = self.migration.record_migration(clock::now());
-                self.update_statements_moves(migrations);
+                self.with_traffic(|traffic| traffic.commands.statements.set_moves(migrations));
                 if let Some(filter) = self.logged_filter() {
                     filter.set_metadata(METADATA, "node", &to.shared.name);
                     filter.set_metadata_number(METADATA, "moves", f64::from(migrations));

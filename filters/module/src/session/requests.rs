@@ -3,22 +3,52 @@
 //! A command that changes the identity is held until it is complete, if no response is outstanding. While statements are
 //! observed, requests with statements are shown when their bytes have passed.
 
-use mysql_proto::capability::Capabilities;
-use mysql_proto::login::Login;
+use std::cell::{Cell, RefCell};
+
+use mysql_proto::command::Command;
+use mysql_proto::error::ProxyError;
 use mysql_proto::request_reader::{Found, Interest, Request, RequestReader, RequestStart};
 use mysql_proto::secret::SecretBytes;
-use mysql_proto::status;
 use mysql_proto::tracker::TrackerState;
 
 use super::Session;
 use super::identity;
-use super::traffic::Traffic;
-use crate::statements::{self, SessionDetails, SessionStatements};
+use crate::commands::{ChangeUserResult, Commands};
+use crate::statements::{self, ClientConnection};
+
+/// What becomes of a held request.
+pub(crate) enum Decision {
+    Pass,
+    /// These packets pass instead.
+    Change(SecretBytes),
+    /// The client gets this packet instead of a response of the node.
+    Answer(Vec<u8>),
+    /// The client gets this error, and the session ends.
+    Reject(ProxyError),
+}
+
+/// Why the client's next request is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum RequestHold {
+    #[default]
+    None,
+    /// Its answer must follow the responses of the node.
+    Responses,
+}
+
+/// The requests of one session.
+#[derive(Default)]
+pub(super) struct SessionRequests {
+    reader: RefCell<RequestReader>,
+    hold: Cell<RequestHold>,
+    /// The decision about the held request, if it was made before the request can be answered.
+    decision: RefCell<Option<Decision>>,
+}
 
 impl Session {
     /// To be called first with bytes of the client. Some: the bytes to read instead, which begin with earlier ones.
     pub(crate) fn join_client_bytes(&self, bytes: &[u8]) -> Option<SecretBytes> {
-        let mut reader = self.requests.borrow_mut();
+        let mut reader = self.requests.reader.borrow_mut();
         if !self.is_opaque() {
             return reader.join(bytes);
         }
@@ -32,102 +62,86 @@ impl Session {
 
     /// Finds the next request in the bytes of the client, which must not be empty. None: all bytes are kept.
     pub(crate) fn next_request<'a>(&self, bytes: &mut &'a [u8]) -> Option<Found<'a>> {
-        if self.is_opaque() {
-            self.with_traffic(|traffic| traffic.commands.statements = None);
-            return Some(Found::Bytes(std::mem::take(bytes)));
-        }
-        let mut reader = self.requests.borrow_mut();
-        self.follow_statements_switch(&reader);
-        let expects_command = self.with_traffic(|traffic| traffic.tracker.expects_command()).unwrap_or_default();
-        let is_observing = self.with_traffic(|traffic| traffic.commands.statements.is_some()).unwrap_or_default();
         let awaits_client = self.awaits_client();
-        reader.next(bytes, |start: RequestStart| match start {
+        let mut traffic = self.traffic.borrow_mut();
+        let Some(traffic) = traffic.as_mut().filter(|traffic| traffic.tracker.state() != TrackerState::Opaque) else {
+            return Some(Found::Bytes(std::mem::take(bytes)));
+        };
+        self.follow_statements_switch(&mut traffic.commands);
+        let statements = &traffic.commands.statements;
+        let expects_command = traffic.tracker.expects_command();
+        self.requests.reader.borrow_mut().next(bytes, |start: RequestStart<'_>| match Command::from(start.command) {
             _ if !expects_command => Interest::None,
-            start if start.is_first && awaits_client && identity::may_change(start.command) => {
-                identity::interest(start)
-            }
-            start if is_observing && SessionStatements::is_observed(start.command) => Interest::Observe,
+            Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
+            command if statements.is_observed(command, start.content) => Interest::Observe,
             _ => Interest::None,
         })
     }
 
     /// The client's bytes up to the end of this request were tracked.
     pub(crate) fn on_request(&self, request: &Request<'_>) {
-        self.with_traffic(|traffic| {
-            if let Some(statements) = &mut traffic.commands.statements {
-                statements.on_request(&self.worker.statements, request);
-            }
-        });
+        self.with_traffic(|traffic| traffic.commands.statements.on_request(&self.worker.statements, request));
     }
 
-    /// The login has ended: begins to observe statements, if the control plane wants it.
-    pub(super) fn start_statements(&self) {
-        if !statements::is_on() {
+    /// Decides about a held request.
+    pub(crate) fn decide(&self, request: &Request<'_>) -> Decision {
+        if let Some(decision) = self.requests.decision.take() {
+            return decision;
+        }
+        match self.check_identity_command(request) {
+            Ok(None) => Decision::Pass,
+            Ok(Some(changed)) => Decision::Change(changed),
+            Err(why) => Decision::Reject(why),
+        }
+    }
+
+    /// Whether the client has got all responses, so that it may get an answer of the module.
+    pub(crate) fn may_answer(&self) -> bool {
+        self.awaits_client() && !self.client.has_unsent()
+    }
+
+    /// Holds the client's next request until it may be answered.
+    pub(crate) fn hold_answer(&self, answer: Vec<u8>) {
+        self.requests.decision.replace(Some(Decision::Answer(answer)));
+        self.requests.hold.set(RequestHold::Responses);
+    }
+
+    /// Whether the client's next request is held, so that nothing is read from the client.
+    pub(crate) fn is_request_held(&self) -> bool {
+        self.requests.hold.get() != RequestHold::None
+    }
+
+    /// The node has responded, or the client has received bytes.
+    pub(super) fn continue_held_request(&self) {
+        if self.requests.hold.get() == RequestHold::Responses && (self.may_answer() || self.is_opaque()) {
+            self.requests.hold.set(RequestHold::None);
+            self.client.read_again();
+        }
+    }
+
+    /// Observes executions or not, as the control plane wants.
+    fn follow_statements_switch(&self, commands: &mut Commands) {
+        let is_on = statements::is_on();
+        if commands.statements.is_collecting() == is_on {
             return;
         }
-        let login = self.login.borrow();
-        let names = login.as_ref().and_then(|login| login.relay()).and_then(Login::names);
-        self.with_traffic(|traffic| {
-            let mut statements = self.new_statements(traffic);
-            statements.set_database(names.map_or(b"", |names| names.database()));
-            traffic.commands.statements = Some(Box::new(statements));
-        });
-    }
-
-    /// Begins or ends to observe statements between two commands, as the control plane wants.
-    fn follow_statements_switch(&self, reader: &RequestReader) {
-        let mut traffic = self.traffic.borrow_mut();
-        let Some(traffic) = &mut *traffic else { return };
-        if traffic.commands.statements.is_some() == statements::is_on() {
-            return;
-        }
-        if traffic.commands.statements.is_some() {
-            traffic.commands.statements = None;
-        } else if traffic.commands.is_idle() && reader.is_between_requests() {
-            traffic.commands.statements = Some(Box::new(self.new_statements(traffic)));
+        if is_on {
+            let client = ClientConnection { id: self.id, address: self.addresses().map(|(client, _)| client) };
+            commands.statements.collect(&self.worker.statements, &self.user(), client);
+        } else {
+            commands.statements.stop_collecting();
         }
     }
 
-    /// The user has changed.
-    pub(super) fn update_statements_user(&self) {
-        let user = self.user();
-        self.with_traffic(|traffic| {
-            if let Some(statements) = &mut traffic.commands.statements {
-                statements.set_user(&self.worker.statements, &user);
-            }
-        });
-    }
-
-    /// A change of user has succeeded, or another command that may change the identity.
-    pub(super) fn update_statements_database(&self) {
-        self.with_traffic(|traffic| {
-            if let Some(statements) = &mut traffic.commands.statements
-                && let Some(names) = self.identity.change_user_names()
-            {
-                statements.set_database(names.database());
-            }
-        });
-    }
-
-    /// The session has migrated, `moves` times by now.
-    pub(super) fn update_statements_moves(&self, moves: u32) {
-        self.with_traffic(|traffic| {
-            if let Some(statements) = &mut traffic.commands.statements {
-                statements.set_moves(moves);
-            }
-        });
-    }
-
-    fn new_statements(&self, traffic: &Traffic) -> SessionStatements {
-        let has_attributes = traffic.capabilities.has(Capabilities::QUERY_ATTRIBUTES);
-        let details = SessionDetails {
-            connection_id: self.id,
-            client: self.addresses().map(|(client, _)| client),
-            database: None,
-            moves: self.migration.migrations(),
-            is_in_transaction: traffic.tracker.status() & status::IN_TRANSACTION != 0,
-        };
-        SessionStatements::new(&self.worker.statements, &self.user(), has_attributes, details)
+    /// A change of user has ended.
+    pub(super) fn update_statements_user(&self, result: ChangeUserResult) {
+        let names = self.identity.change_user_names();
+        if let Some(names) = names.filter(|_| result.error.is_none()) {
+            self.with_traffic(|traffic| {
+                let statements = &mut traffic.commands.statements;
+                statements.on_user_changed(&self.worker.statements, names.user(), names.database());
+            });
+        }
     }
 
     fn is_opaque(&self) -> bool {

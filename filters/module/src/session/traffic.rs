@@ -17,7 +17,7 @@ use crate::commands::{CommandRecorder, Commands, IdentityChange};
 use crate::envoy_drain::{self, ClientUse};
 use crate::migration_scheduler;
 use crate::node::{self, LoginFailure, SessionState};
-use crate::statements::StatementCollector;
+use crate::statements::{SessionStatements, StatementCollector};
 
 /// Whether the bytes of a node go to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,6 @@ pub(crate) enum PassDecision {
 
 /// What an established session knows about its commands.
 pub(super) struct Traffic {
-    pub(super) capabilities: Capabilities,
     pub(super) tracker: Tracker,
     pub(super) commands: Commands,
     token_plugin_scan: TokenPluginScan,
@@ -50,15 +49,15 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    pub(super) fn new(capabilities: Capabilities, has_plain_node_side: bool) -> Self {
+    /// `database`: the database that the client has selected in its login.
+    pub(super) fn new(capabilities: Capabilities, has_plain_node_side: bool, database: &[u8]) -> Self {
         let mut tracker = Tracker::new(capabilities);
         if capabilities.0 & (Capabilities::COMPRESS.0 | Capabilities::ZSTD_COMPRESSION.0) != 0 {
             tracker.stop_tracking();
         }
         Self {
-            capabilities,
             tracker,
-            commands: Commands::default(),
+            commands: Commands::new(SessionStatements::new(capabilities.has(Capabilities::QUERY_ATTRIBUTES), database)),
             token_plugin_scan: TokenPluginScan::default(),
             ping_reply: PingReply::default(),
             established_at: Instant::now(),
@@ -191,9 +190,7 @@ impl Session {
         };
         if let Some(result) = change_user {
             self.log_change_user(result);
-        }
-        if change == IdentityChange::Done {
-            self.update_statements_database();
+            self.update_statements_user(result);
         }
         self.identity.on_node_bytes(change);
         self.on_identity_change(change);

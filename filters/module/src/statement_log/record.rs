@@ -18,7 +18,8 @@ pub(crate) struct StatementRecord<'a> {
     /// From the arrival of the request to the last byte of the result.
     pub(crate) duration: Duration,
     pub(crate) user: &'a str,
-    pub(crate) database: Option<&'a str>,
+    /// Empty: none is selected.
+    pub(crate) database: &'a str,
     pub(crate) client: Option<SocketAddr>,
     pub(crate) node: &'a str,
     pub(crate) connection_id: u64,
@@ -74,7 +75,7 @@ impl StatementRecord<'_> {
             error_code: self.error_code,
             duration: self.duration,
             user: self.user,
-            database: self.database,
+            database: Some(self.database).filter(|database| !database.is_empty()),
             client: self.client,
             node: self.node,
             connection_id: self.connection_id,
@@ -105,7 +106,7 @@ pub(super) mod tests {
             error_code: None,
             duration: Duration::from_micros(512_345),
             user: "app",
-            database: Some("shop"),
+            database: "shop",
             client: Some("[::ffff:10.0.0.9]:51234".parse().expect("an address")),
             node: "tidb-0:4000",
             connection_id: 17,
@@ -139,7 +140,7 @@ pub(super) mod tests {
 
     #[test]
     fn unknown_values_are_null() {
-        let unknown = StatementRecord { database: None, client: None, error_code: Some(1064), ..record(None) };
+        let unknown = StatementRecord { database: "", client: None, error_code: Some(1064), ..record(None) };
         let read: serde_json::Value = serde_json::from_str(&line(&unknown, false)).expect("JSON");
         for field in ["database", "client", "digest", "text", "text_bytes"] {
             assert_eq!(read.get(field), Some(&serde_json::Value::Null), "{field}");

@@ -19,8 +19,8 @@ impl StatementRecord<'_> {
         let host = host.unwrap_or_default();
         field("User@Host", &format_args!("{user}[{user}] @ {host} [{host}]"));
         field("Query_time", &format_args!("{:.6}", self.duration.as_secs_f64()));
-        if let Some(database) = self.database {
-            field("DB", &readable_name(database));
+        if !self.database.is_empty() {
+            field("DB", &readable_name(&self.database.to_lowercase())); // as TiDB does
         }
         field("Is_internal", &false);
         if let Some(digest) = self.statement.map(Statement::digest_text) {
@@ -127,7 +127,7 @@ mod tests {
     fn names_cannot_forge_fields() {
         let forged = StatementRecord {
             user: "a@[b]\n# Succ: true",
-            database: Some("{x y: z"),
+            database: "{X y: z",
             node: "[fd00::1]:4000",
             ..record(None)
         };

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use sql_digest::Normalizer;
 
-use super::window::{self, Execution, Statement, WorkerWindow};
+use super::rows::Statement;
+use super::window::{self, Execution, WorkerWindow};
 use crate::node::SharedNode;
 
 /// Statements and users whose objects are shared. If there are more, those that nobody uses are forgotten.
@@ -69,8 +70,9 @@ impl StatementCollector {
     }
 
     #[cfg(test)]
-    pub(super) fn take_rows(&self) -> Vec<window::StatementRow> {
-        window::sum_rows(window::lock(&self.window).take(), usize::MAX)
+    pub(super) fn take_rows(&self) -> Vec<super::rows::StatementRow> {
+        let limits = super::rows::RowLimits { rows: usize::MAX, bytes: usize::MAX };
+        super::rows::merge(window::lock(&self.window).take(), limits)
     }
 
     pub(super) fn record(

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant, SystemTime};
 use std::vec::IntoIter;
 
 use mysql_proto::command::Command;
-use mysql_proto::login_names::MAX_NAME_BYTES;
 use mysql_proto::query::{statement_id, statement_text};
 use mysql_proto::request_reader::Request;
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
 
 use super::collector::StatementCollector;
-use super::window::{Execution, Statement};
+use super::rows::Statement;
+use super::window::Execution;
 use crate::node::SharedNode;
 use crate::statement_log::{self, SentText, StatementRecord};
 
@@ -26,111 +26,119 @@ const LAST_PREPARED: u32 = u32::MAX;
 /// Executions of other prepared statements count as unknown statements.
 const MAX_PREPARED: usize = 65_536;
 
-/// Follows the statements of a session from a time at which no command runs.
+/// Follows the statements of a session from its beginning. Prepared statements and the database are always known;
+/// executions are observed only
+/// on request.
 #[derive(Debug)]
 pub(crate) struct SessionStatements {
-    user: Arc<str>,
-    details: SessionDetails,
-    /// Whether a transaction is open according to the last result, and according to the one before.
-    is_in_transaction: bool,
-    was_in_transaction: bool,
     /// Client and node have agreed on query attributes.
     has_attributes: bool,
     /// The commands without a complete response, oldest first.
     commands: VecDeque<RunningCommand>,
-    prepared: HashMap<u32, SentStatement>,
-}
-
-/// What the log says about the session of a statement.
-#[derive(Debug, Default)]
-pub(crate) struct SessionDetails {
-    pub(crate) connection_id: u64,
-    pub(crate) client: Option<SocketAddr>,
-    /// In lower case. None: the session has none, or the module does not know it.
-    pub(crate) database: Option<Box<str>>,
+    prepared: HashMap<u32, KnownStatement>,
+    /// The selected database. Empty: none.
+    database: Box<[u8]>,
     /// How often the session has migrated.
-    pub(crate) moves: u32,
-    pub(crate) is_in_transaction: bool,
+    moves: u32,
+    /// Whether a transaction is open according to the last result, and according to the one before.
+    is_in_transaction: bool,
+    was_in_transaction: bool,
+    /// None: executions are not observed.
+    client: Option<Box<Client>>,
+}
+
+/// A client's connection to this Envoy.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ClientConnection {
+    pub(crate) id: u64,
+    pub(crate) address: Option<SocketAddr>,
 }
 
 #[derive(Debug)]
-struct RunningCommand {
-    command: Command,
-    /// When the command has begun, or its result before has ended.
-    since: Instant,
-    request_bytes: usize,
-    content: Content,
-}
-
-/// What a command does with statements. None: an unknown statement.
-#[derive(Debug)]
-enum Content {
-    Nothing,
-    SelectsDatabase(Box<str>),
-    Prepares(SentStatement),
-    Runs(Option<SentStatement>),
-    /// Runs this statement, and then the others.
-    RunsSeveral(SentStatement, IntoIter<SentStatement>),
+struct Client {
+    user: Arc<str>,
+    connection: ClientConnection,
 }
 
 /// A statement that the client has sent.
 #[derive(Debug, Clone)]
-struct SentStatement {
+struct KnownStatement {
     statement: Arc<Statement>,
     /// None: the log does not show texts as clients have sent them.
     text: Option<Arc<SentText>>,
 }
 
-impl SentStatement {
+impl KnownStatement {
     fn new(collector: &StatementCollector, text: &[u8]) -> Self {
         let sent = statement_log::keeps_texts().then(|| Arc::new(SentText::new(text)));
         Self { statement: collector.identify(text), text: sent }
     }
 }
 
+#[derive(Debug)]
+struct RunningCommand {
+    command: Command,
+    /// When the command has begun, or its result before has ended. None: executions are not observed.
+    since: Option<Instant>,
+    request_bytes: usize,
+    content: Content,
+}
+
+/// What a command does.
+#[derive(Debug)]
+enum Content {
+    Other,
+    Prepares(KnownStatement),
+    Selects(Box<[u8]>),
+    Runs(Run, IntoIter<Run>),
+}
+
+/// A statement that runs.
+#[derive(Debug, Default)]
+struct Run {
+    /// None: it is not known.
+    statement: Option<KnownStatement>,
+    /// The database that it selects.
+    database: Option<Box<[u8]>>,
+}
+
+impl Content {
+    fn runs(mut runs: IntoIter<Run>) -> Self {
+        Self::Runs(runs.next().unwrap_or_default(), runs)
+    }
+}
+
 impl SessionStatements {
-    pub(crate) fn new(
-        collector: &StatementCollector,
-        user: &[u8],
-        has_attributes: bool,
-        details: SessionDetails,
-    ) -> Self {
+    pub(crate) fn new(has_attributes: bool, database: &[u8]) -> Self {
         Self {
-            user: collector.user(user),
-            is_in_transaction: details.is_in_transaction,
-            was_in_transaction: details.is_in_transaction,
-            details,
             has_attributes,
             commands: VecDeque::new(),
             prepared: HashMap::new(),
+            database: database.into(),
+            moves: 0,
+            is_in_transaction: false,
+            was_in_transaction: false,
+            client: None,
         }
     }
 
-    /// Whether [`Self::on_request`] has to see this command.
-    pub(crate) fn is_observed(command: u8) -> bool {
-        matches!(
-            Command::from(command),
-            Command::Query
-                | Command::Prepare
-                | Command::Execute
-                | Command::BulkExecute
-                | Command::CloseStatement
-                | Command::InitDb
-        )
+    /// Whether executions are observed.
+    pub(crate) fn is_collecting(&self) -> bool {
+        self.client.is_some()
     }
 
-    pub(crate) fn set_user(&mut self, collector: &StatementCollector, user: &[u8]) {
-        self.user = collector.user(user);
+    /// Observes executions from now on, for this user.
+    pub(crate) fn collect(&mut self, collector: &StatementCollector, user: &[u8], connection: ClientConnection) {
+        self.client = Some(Box::new(Client { user: collector.user(user), connection }));
     }
 
-    /// Sets the session's database. Empty: it has none.
-    pub(crate) fn set_database(&mut self, name: &[u8]) {
-        self.details.database = lowercase(name).filter(|name| !name.is_empty());
+    pub(crate) fn stop_collecting(&mut self) {
+        self.client = None;
     }
 
     /// The session has migrated, `moves` times by now.
     pub(crate) fn set_moves(&mut self, moves: u32) {
-        self.details.moves = moves;
+        self.moves = moves;
     }
 
     /// The node has reported with a result whether a transaction is open.
@@ -138,37 +146,56 @@ impl SessionStatements {
         self.is_in_transaction = is_open;
     }
 
-    pub(crate) fn on_command_started(&mut self, command: Command, now: Instant) {
+    /// Whether [`Self::on_request`] has to see a command. `start`: its first bytes.
+    pub(crate) fn is_observed(&self, command: Command, start: &[u8]) -> bool {
+        match command {
+            Command::Prepare | Command::CloseStatement | Command::InitDb => true,
+            Command::Query => self.is_collecting() || self.may_use_database(start),
+            Command::Execute | Command::BulkExecute => self.is_collecting(),
+            _ => false,
+        }
+    }
+
+    fn may_use_database(&self, start: &[u8]) -> bool {
+        self.has_attributes || sql_digest::may_begin_with(start, b"use")
+    }
+
+    pub(crate) fn on_command_started(&mut self, command: Command) {
         let content = match command {
-            Command::Query | Command::Execute | Command::BulkExecute => Content::Runs(None),
-            _ => Content::Nothing,
+            Command::Query | Command::Execute | Command::BulkExecute => Content::runs(Vec::new().into_iter()),
+            _ => Content::Other,
         };
-        self.commands.push_back(RunningCommand { command, since: now, request_bytes: 0, content });
+        let since = self.is_collecting().then(Instant::now);
+        self.commands.push_back(RunningCommand { command, since, request_bytes: 0, content });
     }
 
     /// The request of the newest command is complete.
     pub(crate) fn on_request(&mut self, collector: &StatementCollector, request: &Request<'_>) {
         let payload = request.payload();
         let Some(command) = payload.first().map(|command| Command::from(*command)) else { return };
-        if command == Command::CloseStatement {
-            statement_id(&payload).and_then(|id| self.prepared.remove(&id));
-            return;
-        }
         let content = match command {
+            Command::CloseStatement => {
+                statement_id(&payload).and_then(|id| self.prepared.remove(&id));
+                return; // it has ended already
+            }
             Command::Query => {
                 let Some(text) = statement_text(&payload, self.has_attributes) else { return };
-                let mut statements = sql_digest::statements(text).map(|text| SentStatement::new(collector, text));
-                match (statements.next(), statements.next()) {
-                    (Some(first), Some(second)) => {
-                        let others = std::iter::once(second).chain(statements).collect::<Vec<_>>();
-                        Content::RunsSeveral(first, others.into_iter())
-                    }
-                    (first, _) => Content::Runs(first),
-                }
+                let is_collecting = self.is_collecting();
+                let runs = sql_digest::statements(text).map(|text| Run {
+                    statement: is_collecting.then(|| KnownStatement::new(collector, text)),
+                    database: sql_digest::may_begin_with(text, b"use")
+                        .then(|| sql_digest::used_database(text))
+                        .flatten()
+                        .map(Vec::into_boxed_slice),
+                });
+                Content::runs(runs.collect::<Vec<_>>().into_iter())
             }
-            Command::Prepare => Content::Prepares(SentStatement::new(collector, &payload[1..])),
-            Command::InitDb => lowercase(&payload[1..]).map_or(Content::Nothing, Content::SelectsDatabase),
-            _ => Content::Runs(statement_id(&payload).and_then(|id| self.prepared.get(&id)).cloned()),
+            Command::Prepare => Content::Prepares(KnownStatement::new(collector, &payload[1..])),
+            Command::InitDb => Content::Selects(payload[1..].into()),
+            _ => {
+                let statement = statement_id(&payload).and_then(|id| self.prepared.get(&id)).cloned();
+                Content::Runs(Run { statement, database: None }, Vec::new().into_iter())
+            }
         };
         if let Some(newest) = self.commands.back_mut() {
             newest.request_bytes = request.len();
@@ -194,13 +221,35 @@ impl SessionStatements {
         outcome: CommandOutcome,
         size: ResultSize,
     ) {
-        let was_in_transaction = std::mem::replace(&mut self.was_in_transaction, self.is_in_transaction);
-        let Some(oldest) = self.commands.front_mut() else { return };
-        let (statement, is_run) = match &oldest.content {
-            Content::Nothing | Content::SelectsDatabase(_) => return,
-            Content::Prepares(statement) => (Some(statement), false),
-            Content::Runs(statement) => (statement.as_ref(), true),
-            Content::RunsSeveral(statement, _) => (Some(statement), true),
+        self.observe_result(collector, node, outcome, size);
+        self.was_in_transaction = self.is_in_transaction;
+        let Some(RunningCommand { content: Content::Runs(run, others), .. }) = self.commands.front_mut() else {
+            return;
+        };
+        if outcome == CommandOutcome::Ok
+            && let Some(database) = run.database.take()
+        {
+            self.database = database;
+        }
+        if let Some(next) = others.next() {
+            *run = next;
+        }
+    }
+
+    /// Counts and logs the statement of the oldest command, if executions are observed.
+    fn observe_result(
+        &mut self,
+        collector: &StatementCollector,
+        node: &Arc<SharedNode>,
+        outcome: CommandOutcome,
+        size: ResultSize,
+    ) {
+        let (Some(oldest), Some(client)) = (self.commands.front_mut(), &self.client) else { return };
+        let Some(since) = oldest.since else { return };
+        let (known, is_run) = match &oldest.content {
+            Content::Prepares(known) => (Some(known), false),
+            Content::Runs(run, _) => (run.statement.as_ref(), true),
+            Content::Other | Content::Selects(_) => return,
         };
         let now = Instant::now();
         let error_code = if let CommandOutcome::Error(code) = outcome { Some(code) } else { None };
@@ -209,10 +258,10 @@ impl SessionStatements {
             rows: size.rows,
             request_bytes: oldest.request_bytes as u64,
             response_bytes: size.bytes,
-            microseconds: u64::try_from((now - oldest.since).as_micros()).unwrap_or(u64::MAX),
+            microseconds: u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX),
         };
-        if is_run && super::is_summing() {
-            collector.record(statement.map(|sent| &sent.statement), &self.user, node, &execution);
+        if is_run && super::has_statistics() {
+            collector.record(known.map(|known| &known.statement), &client.user, node, &execution);
         }
         if statement_log::may_log(execution.microseconds, execution.is_error) {
             statement_log::push(&StatementRecord {
@@ -220,31 +269,22 @@ impl SessionStatements {
                 kind: kind_of(oldest.command),
                 error_code,
                 duration: Duration::from_micros(execution.microseconds),
-                user: &self.user,
-                database: self.details.database.as_deref(),
-                client: self.details.client,
+                user: &client.user,
+                database: &String::from_utf8_lossy(&self.database),
+                client: client.connection.address,
                 node: &node.name,
-                connection_id: self.details.connection_id,
-                moves: self.details.moves,
-                is_in_transaction: was_in_transaction || self.is_in_transaction,
+                connection_id: client.connection.id,
+                moves: self.moves,
+                is_in_transaction: self.was_in_transaction || self.is_in_transaction,
                 rows: execution.rows,
                 request_bytes: execution.request_bytes,
                 response_bytes: execution.response_bytes,
-                statement: statement.map(|sent| &*sent.statement),
-                sent_text: statement.and_then(|sent| sent.text.as_deref()),
+                statement: known.map(|known| &*known.statement),
+                sent_text: known.and_then(|known| known.text.as_deref()),
             });
         }
-        let used = statement.filter(|_| is_run && error_code.is_none()).and_then(|sent| sent.statement.used_database());
-        if let Some(database) = used {
-            self.details.database = Some(database.into());
-        }
-        oldest.since = now;
+        oldest.since = Some(now);
         oldest.request_bytes = 0;
-        if let Content::RunsSeveral(statement, others) = &mut oldest.content
-            && let Some(next) = others.next()
-        {
-            *statement = next;
-        }
     }
 
     /// The oldest command has ended.
@@ -253,20 +293,20 @@ impl SessionStatements {
         if outcome != CommandOutcome::Ok {
             return;
         }
-        if matches!(command, Command::ResetConnection | Command::ChangeUser) {
-            self.prepared.clear();
-        }
-        match ended.map(|ended| ended.content) {
-            Some(Content::SelectsDatabase(name)) => self.details.database = Some(name),
-            _ if command == Command::ChangeUser => self.details.database = None, // until it is set
+        match (command, ended.map(|ended| ended.content)) {
+            (Command::InitDb, Some(Content::Selects(database))) => self.database = database,
+            (Command::ResetConnection | Command::ChangeUser, _) => self.prepared.clear(),
             _ => {}
         }
     }
-}
 
-/// None: the name is too long to be valid.
-fn lowercase(name: &[u8]) -> Option<Box<str>> {
-    (name.len() <= MAX_NAME_BYTES).then(|| String::from_utf8_lossy(name).to_lowercase().into())
+    /// The user has changed. `database`: the database that was selected with it.
+    pub(crate) fn on_user_changed(&mut self, collector: &StatementCollector, user: &[u8], database: &[u8]) {
+        self.database = database.into();
+        if let Some(client) = &mut self.client {
+            client.user = collector.user(user);
+        }
+    }
 }
 
 /// The name of a command in the log, which is that in the metric `commands`.

@@ -1,6 +1,6 @@
 use mysql_proto::capability::Capabilities;
 use mysql_proto::packet::Header;
-use mysql_proto::request_reader::{Found, Interest, RequestReader};
+use mysql_proto::request_reader::{Found, Interest, RequestReader, RequestStart};
 use mysql_proto::tracker::{CommandObserver, Tracker};
 
 use super::*;
@@ -26,7 +26,7 @@ struct Observer<'a> {
 
 impl CommandObserver for Observer<'_> {
     fn on_command_started(&mut self, command: Command) {
-        self.statements.on_command_started(command, Instant::now());
+        self.statements.on_command_started(command);
     }
 
     fn on_prepared(&mut self, statement: u32) {
@@ -52,13 +52,15 @@ fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
 
 impl Session {
     fn new() -> Self {
-        crate::statements::switch(true);
+        crate::statements::IS_ON.store(true, std::sync::atomic::Ordering::Relaxed);
         let collector = StatementCollector::default();
+        let mut statements = SessionStatements::new(false, b"first");
+        statements.collect(&collector, b"app", ClientConnection::default());
         Self {
             node: Arc::new(SharedNode::default()),
             reader: RequestReader::default(),
             tracker: Tracker::new(Capabilities::PROTOCOL_41.with(Capabilities::DEPRECATE_EOF)),
-            statements: SessionStatements::new(&collector, b"app", false, SessionDetails::default()),
+            statements,
             collector,
         }
     }
@@ -70,10 +72,13 @@ impl Session {
 
     fn receive_from_client(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
-        let interest =
-            |command| if SessionStatements::is_observed(command) { Interest::Observe } else { Interest::None };
         while !rest.is_empty() {
-            let (passed, request) = match self.reader.next(&mut rest, |start| interest(start.command)) {
+            let statements = &self.statements;
+            let interest = |start: RequestStart<'_>| {
+                let is_observed = statements.is_observed(Command::from(start.command), start.content);
+                if is_observed { Interest::Observe } else { Interest::None }
+            };
+            let (passed, request) = match self.reader.next(&mut rest, interest) {
                 Some(Found::Bytes(bytes)) => (bytes, None),
                 Some(Found::Observed(bytes, request)) => (bytes, Some(request)),
                 other => panic!("{other:?}"),
@@ -99,7 +104,7 @@ impl Session {
         let mut seen = Vec::new();
         for row in self.collector.take_rows() {
             let text = row.statement.map(|statement| statement.text.clone()).unwrap_or_default();
-            assert_eq!(&*row.user, if text.is_empty() { "" } else { "app" });
+            assert_eq!(row.user, if text.is_empty() { "" } else { "app" });
             assert_eq!(row.stats.latency.iter().sum::<u64>(), row.stats.count);
             let stats = row.stats;
             seen.push((text, stats.count, stats.errors, stats.rows, stats.request_bytes, stats.response_bytes));
@@ -203,29 +208,39 @@ fn statement_that_is_too_long_counts_as_unknown() {
 }
 
 #[test]
-fn database_of_a_session_follows_what_its_node_has_accepted() {
+fn database_is_known_also_without_statistics() {
     let mut session = Session::new();
-    let database = |session: &Session| session.statements.details.database.as_deref().unwrap_or("none").to_owned();
-    session.statements.set_database(b"Shop");
-    assert_eq!(database(&session), "shop");
-    for (command, content, answer, expected) in [
-        (0x02, &b"Other"[..], ERROR, "shop"),
-        (0x02, b"Other", OK, "other"),
-        (0x03, b"USE shop", ERROR, "other"),
-        (0x03, b"/* c */ USE `My shop`", OK, "my shop"),
-        (0x1f, b"", OK, "my shop"),
-        (0x11, b"app\0\0\0", ERROR, "my shop"),
-        (0x11, b"app\0\0\0", OK, "none"),
+    session.statements.stop_collecting();
+    assert_eq!(&*session.statements.database, b"first");
+    for (command, content, answers, expected) in [
+        (0x02, &b"second"[..], &[OK][..], &b"second"[..]),
+        (0x02, b"none", &[ERROR], b"second"),
+        (0x03, b"use `third`", &[OK], b"third"),
+        (0x03, b"use none", &[ERROR], b"third"),
+        (0x03, b"/* c */ use a; use b; use c", &[OK_AND_MORE, OK_AND_MORE, ERROR], b"b"),
+        (0x03, b"select 1", &[OK], b"b"),
     ] {
         session.send(command, content);
-        session.answer(&[answer]);
-        assert_eq!(database(&session), expected, "{}", String::from_utf8_lossy(content));
+        session.answer(answers);
+        assert_eq!(&*session.statements.database, expected);
     }
-    session.send(0x03, b"use a; use b; use c");
-    session.answer(&[OK_AND_MORE, OK_AND_MORE, ERROR]);
-    assert_eq!(database(&session), "b");
-    session.statements.set_database(b"");
-    assert_eq!(database(&session), "none");
+    session.statements.on_user_changed(&session.collector, b"other", b"");
+    assert_eq!(&*session.statements.database, b"");
+    assert_eq!(session.seen(), []);
+}
+
+#[test]
+fn statement_that_was_prepared_before_statistics_were_collected_is_known() {
+    let mut session = Session::new();
+    session.statements.stop_collecting();
+    session.send(0x16, b"select 1");
+    session.answer(&[&[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]);
+    session.send(0x17, &1_u32.to_le_bytes());
+    session.answer(&[OK]);
+    session.statements.collect(&session.collector, b"app", ClientConnection::default());
+    session.send(0x17, &1_u32.to_le_bytes());
+    session.answer(&[OK]);
+    assert_eq!(session.seen(), [row("select ?", 1, 0, 0, 9, 11)]);
 }
 
 #[test]
@@ -233,14 +248,14 @@ fn open_transaction_is_known_from_results() {
     const OK_IN_TRANSACTION: &[u8] = &[0, 0, 0, 3, 0, 0, 0];
     let mut session = Session::new();
     for (text, answer, expected) in [
-        (&b"select 1"[..], OK, (false, false)),
-        (b"begin", OK_IN_TRANSACTION, (true, true)),
-        (b"selec 1", ERROR, (true, true)),
-        (b"commit", OK, (false, false)),
+        (&b"select 1"[..], OK, false),
+        (b"begin", OK_IN_TRANSACTION, true),
+        (b"selec 1", ERROR, true),
+        (b"commit", OK, false),
     ] {
         session.send(0x03, text);
         session.answer(&[answer]);
         let statements = &session.statements;
-        assert_eq!((statements.is_in_transaction, statements.was_in_transaction), expected);
+        assert_eq!((statements.is_in_transaction, statements.was_in_transaction), (expected, expected));
     }
 }

@@ -1,0 +1,1 @@
+"""Statistics of statements: their storage, and their summaries."""

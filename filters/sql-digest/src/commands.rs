@@ -1,0 +1,148 @@
+//! Statements that concern the session itself: USE and KILL.
+
+use std::ops::Range;
+
+use crate::scanner::{Scanner, TokenKind, is_space};
+
+/// A KILL statement (TiDB: `KILL [TIDB] [CONNECTION | QUERY] id`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kill {
+    /// It ends only the statement that runs.
+    pub is_query: bool,
+    pub id: u64,
+    /// Where the id is in the text.
+    pub id_range: Range<usize>,
+}
+
+/// Whether a text may begin with this keyword, in lower case. `start`: its first bytes.
+#[must_use]
+pub fn may_begin_with(start: &[u8], keyword: &[u8]) -> bool {
+    let first = start.iter().position(|byte| !is_space(*byte));
+    match first.map(|first| &start[first..]) {
+        None => true,
+        Some(rest) if b"/-#".contains(&rest[0]) => true, // a comment
+        Some(rest) => rest.iter().zip(keyword).all(|(byte, letter)| byte.to_ascii_lowercase() == *letter),
+    }
+}
+
+/// The database that a statement selects. None: it is no USE statement.
+#[must_use]
+pub fn used_database(statement: &[u8]) -> Option<Vec<u8>> {
+    let mut tokens = Tokens::new(statement);
+    tokens.keyword(b"use").then_some(())?;
+    let (kind, name, _) = tokens.next()?;
+    (matches!(kind, TokenKind::Identifier | TokenKind::QuotedIdentifier) && tokens.is_at_end()).then_some(name)
+}
+
+/// None: the statement is no KILL statement with a number.
+#[must_use]
+pub fn kill(statement: &[u8]) -> Option<Kill> {
+    let mut tokens = Tokens::new(statement);
+    tokens.keyword(b"kill").then_some(())?;
+    tokens.keyword(b"tidb");
+    let is_query = tokens.keyword(b"query");
+    if !is_query {
+        tokens.keyword(b"connection");
+    }
+    let (kind, number, id_range) = tokens.next()?;
+    let id = std::str::from_utf8(&number).ok()?.parse().ok()?;
+    (kind == TokenKind::Integer && tokens.is_at_end()).then_some(Kill { is_query, id, id_range })
+}
+
+struct Tokens<'a> {
+    scanner: Scanner<'a>,
+}
+
+impl<'a> Tokens<'a> {
+    fn new(statement: &'a [u8]) -> Self {
+        Self { scanner: Scanner::new(statement) }
+    }
+
+    /// What the next token is, its text, and where it is.
+    fn next(&mut self) -> Option<(TokenKind, Vec<u8>, Range<usize>)> {
+        let mut text = Vec::new();
+        let (kind, offset) = self.scanner.next(&mut text)?;
+        Some((kind, text, offset..self.scanner.at))
+    }
+
+    /// Skips this keyword. False: the next token is another one.
+    fn keyword(&mut self, keyword: &[u8]) -> bool {
+        let before = self.scanner.clone();
+        let is_keyword = self
+            .next()
+            .is_some_and(|(kind, text, _)| kind == TokenKind::Identifier && text.eq_ignore_ascii_case(keyword));
+        if !is_keyword {
+            self.scanner = before;
+        }
+        is_keyword
+    }
+
+    /// Whether only a semicolon may follow.
+    fn is_at_end(&mut self) -> bool {
+        let mut rest = std::iter::from_fn(|| self.next());
+        rest.next().is_none_or(|(_, text, _)| text == b";") && rest.next().is_none() && self.scanner.is_at_end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn use_statement_names_its_database() {
+        for (statement, expected) in [
+            ("use a", Some("a")),
+            (" USE/**/`A b` ;", Some("A b")),
+            ("-- c\nuse test", Some("test")),
+            ("use a b", None),
+            ("use", None),
+            ("use 'a'", None),
+            ("used a", None),
+            ("select use", None),
+        ] {
+            assert_eq!(
+                used_database(statement.as_bytes()),
+                expected.map(|name| name.as_bytes().to_vec()),
+                "{statement}"
+            );
+        }
+    }
+
+    #[test]
+    fn kill_statement_names_its_session() {
+        for (statement, expected) in [
+            ("kill 12", Some((false, 12, 5..7))),
+            ("KILL QUERY 12;", Some((true, 12, 11..13))),
+            ("/* mysql */ kill connection 18446744073709551615", Some((false, u64::MAX, 28..48))),
+            ("kill tidb query 1", Some((true, 1, 16..17))),
+            ("kill tidb 1 -- comment", Some((false, 1, 10..11))),
+            ("kill -1", None),
+            ("kill 0x1", None),
+            ("kill 1; select 1", None),
+            ("kill 18446744073709551616", None),
+            ("kill connection_id()", None),
+            ("kill query", None),
+            ("killed 1", None),
+            ("kill 1 \x01", None),
+        ] {
+            let expected = expected.map(|(is_query, id, id_range)| Kill { is_query, id, id_range });
+            assert_eq!(kill(statement.as_bytes()), expected, "{statement}");
+        }
+    }
+
+    #[test]
+    fn beginning_shows_whether_a_text_may_begin_with_a_keyword() {
+        for (start, expected) in [
+            ("", true),
+            ("  ", true),
+            ("k", true),
+            ("\n KILL 1", true),
+            ("/*", true),
+            ("-- x", true),
+            ("select", false),
+            ("kid", false),
+        ] {
+            assert_eq!(may_begin_with(start.as_bytes(), b"kill"), expected, "{start:?}");
+        }
+    }
+}
