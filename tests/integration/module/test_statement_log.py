@@ -68,7 +68,7 @@ async def test_line_has_all_fields(log: Path) -> None:
         "result": "ok",
         "error_code": None,
         "user": "app",
-        "database": "shop",
+        "database": "Shop",
         "client": f"{host}:{port}",
         "node": "n",
         "moves": 0,
@@ -182,7 +182,7 @@ async def test_database_user_and_transaction_are_those_of_the_session(log: Path)
         ("select ?", "app", "shop", True),
         ("commit", "app", "shop", True),
         ("select ?", "app", "shop", False),
-        ("select ?", "other", "archive", False),
+        ("select ?", "other", "Archive", False),
         ("select ?", "other", "stock", False),
     ]
 
@@ -218,7 +218,7 @@ async def test_log_is_switched_while_sessions_go_on(log: Path) -> None:
             assert await query(client, statement) == [0]
         await wait_until(lambda: texts(log) == ["select `b`", "select `f`"])
         assert texts(other) == ["select `d`"]
-        assert read_lines(log)[0]["database"] is None  # the session began before the log
+        assert read_lines(log)[0]["database"] == "shop"  # also if the session began before the log
         await envoy.wait_for_metrics({WRITTEN: 3, DROPPED: 0, WRITE_ERRORS: 0})
         await switchable.apply({})
         await wait_until(lambda: envoy.thread_names() == threads)
