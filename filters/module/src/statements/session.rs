@@ -192,10 +192,11 @@ impl SessionStatements {
             }
             Command::Prepare => Content::Prepares(KnownStatement::new(collector, &payload[1..])),
             Command::InitDb => Content::Selects(payload[1..].into()),
-            _ => {
+            Command::Execute | Command::BulkExecute => {
                 let statement = statement_id(&payload).and_then(|id| self.prepared.get(&id)).cloned();
                 Content::Runs(Run { statement, database: None }, Vec::new().into_iter())
             }
+            _ => return, // such as a change of user
         };
         if let Some(newest) = self.commands.back_mut() {
             newest.request_bytes = request.len();

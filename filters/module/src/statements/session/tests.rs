@@ -200,6 +200,17 @@ fn pipelined_and_split_requests_count_like_others() {
 }
 
 #[test]
+fn other_request_that_is_shown_does_not_count() {
+    let mut session = Session::new();
+    let bytes = packet(0, b"\x11other\0\0\0");
+    let request = Request::Received(&bytes);
+    session.receive_from_client(&bytes);
+    session.statements.on_request(&session.collector, &request);
+    session.answer(&[OK]);
+    assert_eq!(session.seen(), []);
+}
+
+#[test]
 fn statement_that_is_too_long_counts_as_unknown() {
     let mut session = Session::new();
     session.send(0x03, &[b'1'; 2 * 1024 * 1024]);
