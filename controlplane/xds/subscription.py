@@ -307,7 +307,8 @@ class DeltaSubscription(Subscription):
         self._is_wildcard = False
         self._subscribed_names: set[str] = set()
         self._acked_versions: dict[str, str] = {}  # acknowledged version by name
-        self._rejected_versions: dict[str, str] = {}  # name -> version, if rejected and still published
+        # By name: the versions that were rejected since a version was sent that was not.
+        self._rejected_versions: dict[str, set[str]] = {}
         self._pending: dict[str, _PendingResponse] = {}  # nonce -> response without ACK or NACK
         self._names_due: set[str] = set()  # names to send even if nothing has changed
 
@@ -400,7 +401,8 @@ class DeltaSubscription(Subscription):
         if pending is None:
             return None
         if error_detail := parse_error_detail(request):
-            self._rejected_versions.update(pending.changes)
+            for name, version in pending.changes.items():
+                self._rejected_versions.setdefault(name, set()).add(version)
             self._names_due.update(pending.changes)  # the Envoy may have applied a part
             return AckResult(pending.version, error_detail)
         self._may_have_rejected = False
@@ -449,7 +451,7 @@ class DeltaSubscription(Subscription):
         return self._is_wildcard or name in self._subscribed_names
 
     def _needs_update(self, name: str, version: str, immutable: bool) -> bool:
-        if not self._is_subscribed(name) or self._rejected_versions.get(name) == version:
+        if not self._is_subscribed(name) or version in self._rejected_versions.get(name, ()):
             return False
         self._rejected_versions.pop(name, None)
         expected = self._expected_version(name)

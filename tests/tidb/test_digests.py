@@ -27,7 +27,7 @@ def digests_program() -> Path:
     """Build and return the program that prints the digests of its input."""
     cargo = find_tool("cargo", "rustup (rustup.rs)")
     run_tool(
-        [cargo, "build", "--quiet", "--locked", "--package", "sql-digest", "--example", "digests"], _FILTERS
+        [cargo, "build", "--quiet", "--locked", "--package", "sql-text", "--example", "digests"], _FILTERS
     )
     return _FILTERS / "target" / "debug" / "examples" / "digests"
 

@@ -6,8 +6,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from tests.support.controlplane.cli_process import run_tidevoy
@@ -26,7 +24,6 @@ async def get_statements(cluster: LocalCluster, **query: Any) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.xfail(raises=TimeoutError, strict=True, reason="the module does not observe statements yet")
 async def test_statements_of_a_client_are_counted(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_cluster(tmp_path, mariadb) as cluster, counting_client(cluster.sql_port) as client:
         assert error_code(await client.log_in()) == 0

@@ -67,3 +67,19 @@ def test_other_envoys_get_settings_only_in_new_listeners_and_clusters(profile: E
     assert one.resource_sets[LIVE_CONFIG].version == two.resource_sets[LIVE_CONFIG].version
     assert structures(one) != structures(two)
     assert b"settings" not in one.resource_sets[LIVE_CONFIG].body
+
+
+@pytest.mark.parametrize(
+    ("digests", "has_statements", "expected"),
+    [
+        ("on", True, b'"statements": {"max_rows": 500, "interval": 5.0}'),
+        ("on", False, b""),
+        ("off", True, b""),
+    ],
+)
+def test_only_modules_that_report_statements_get_their_settings(
+    digests: str, has_statements: bool, expected: bytes
+) -> None:
+    profile = replace(LIVE_PROFILE, has_statements=has_statements)
+    body = snapshot({"statements.digests": digests}, profile).resource_sets[LIVE_CONFIG].body
+    assert (expected in body) if expected else (b"statements" not in body)

@@ -387,6 +387,20 @@ def exchange_with_pending_change(machine: type[Exchange]) -> Exchange:
     return exchange
 
 
+def test_neither_of_two_rejected_versions_is_sent_again() -> None:
+    """The state-of-the-world variant has only one response without an acknowledgement at a time."""
+    exchange = exchange_with_pending_change(DeltaLiveConfig)
+    exchange.publish({"a": b"3", "b": b"1"})
+    assert exchange.write()
+    exchange.client_reads(reject=True)
+    exchange.client_reads(reject=True)
+    exchange.publish({"a": b"2", "b": b"1"})
+    exchange.read()
+    exchange.read()
+    exchange.write()
+    exchange.teardown()
+
+
 @LIVE_CONFIGS
 def test_rejected_resource_is_read_on_new_stream(machine: type[Exchange]) -> None:
     exchange = exchange_with_pending_change(machine)

@@ -151,7 +151,7 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn line_of_any_text_is_one_line_of_printable_json(text in prop::collection::vec(any::<u8>(), 0..600)) {
-            let mut normalizer = sql_digest::Normalizer::default();
+            let mut normalizer = sql_text::Normalizer::default();
             let statement = Statement::new(normalizer.normalize(&text));
             let sent = SentText::new(&text);
             for redacts in [false, true] {

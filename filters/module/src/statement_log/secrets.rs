@@ -51,7 +51,7 @@ pub(super) fn may_have_secret(normalized: &str, text: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use sql_digest::Normalizer;
+    use sql_text::Normalizer;
 
     use super::*;
 

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     fn shown(sent: &str, redacts: bool) -> (String, usize, bool, bool) {
-        let normalized = sql_digest::Normalizer::default().normalize(sent.as_bytes()).to_vec();
+        let normalized = sql_text::Normalizer::default().normalize(sent.as_bytes()).to_vec();
         let (statement, sent) = (Statement::new(&normalized), SentText::new(sent.as_bytes()));
         let shown = shown_text(Some(&statement), Some(&sent), redacts).expect("a known statement");
         (shown.text.into_owned(), shown.length, shown.is_cut, shown.is_redacted)

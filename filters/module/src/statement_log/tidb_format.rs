@@ -78,7 +78,7 @@ mod tests {
     }
 
     fn last_line(text: &str) -> String {
-        let statement = Statement::new(sql_digest::Normalizer::default().normalize(text.as_bytes()));
+        let statement = Statement::new(sql_text::Normalizer::default().normalize(text.as_bytes()));
         let sent = SentText::new(text.as_bytes());
         let entry = entry(&StatementRecord { sent_text: Some(&sent), ..record(Some(&statement)) }, false);
         entry.trim_end_matches('\n').rsplit('\n').next().expect("a line").to_owned()
@@ -139,7 +139,7 @@ mod tests {
     proptest! {
         #[test]
         fn entry_of_any_text_has_one_line_without_a_hash_sign(text in "\\PC{0,80}|[ ;#\n\r]{0,9}[a-z ;#\n]{0,40}") {
-            let statement = Statement::new(sql_digest::Normalizer::default().normalize(text.as_bytes()));
+            let statement = Statement::new(sql_text::Normalizer::default().normalize(text.as_bytes()));
             let sent = SentText::new(text.as_bytes());
             for redacts in [false, true] {
                 let entry = entry(&StatementRecord { sent_text: Some(&sent), ..record(Some(&statement)) }, redacts);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
-use sql_digest::Normalizer;
+use sql_text::Normalizer;
 
 use super::rows::Statement;
 use super::window::{self, Execution, WorkerWindow};

@@ -22,8 +22,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const LOGGED_FAILURE: u32 = 3;
 /// The code `INVALID_ARGUMENT` of gRPC.
 const INVALID_ARGUMENT: &str = "3";
-/// The control plane accepts messages of at most 4 MiB.
-const MAX_BYTES: usize = 3 << 20;
+/// The control plane accepts messages of at most 4 MiB. This leaves room for the rows without a statement, one a node.
+const MAX_BYTES: usize = 2 << 20;
 
 /// Reports periodically. All methods run on Envoy's main thread.
 pub(crate) struct StatementReporter {

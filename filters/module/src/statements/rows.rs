@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use sql_digest::Digest;
+use sql_text::Digest;
 
 use crate::node;
 
@@ -58,7 +58,7 @@ impl Statement {
             .find(|length| std::str::from_utf8(&normalized[..*length]).is_ok())
             .unwrap_or_default();
         let text = String::from_utf8_lossy(&normalized[..length]).into_owned();
-        Self { digest: sql_digest::digest(normalized), text, length: normalized.len() }
+        Self { digest: sql_text::digest(normalized), text, length: normalized.len() }
     }
 
     /// The digest as TiDB shows it.
@@ -193,7 +193,7 @@ mod tests {
         let normalized = "ä".repeat(MAX_TEXT_BYTES);
         let statement = Statement::new(normalized.as_bytes());
         assert_eq!(statement.text.len(), MAX_TEXT_BYTES);
-        assert_eq!(statement.digest, sql_digest::digest(normalized.as_bytes()));
+        assert_eq!(statement.digest, sql_text::digest(normalized.as_bytes()));
         assert_eq!(Statement::new(format!("a{normalized}").as_bytes()).text.len(), MAX_TEXT_BYTES - 1);
     }
 }

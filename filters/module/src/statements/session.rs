@@ -157,7 +157,7 @@ impl SessionStatements {
     }
 
     fn may_use_database(&self, start: &[u8]) -> bool {
-        self.has_attributes || sql_digest::may_begin_with(start, b"use")
+        self.has_attributes || sql_text::may_begin_with(start, b"use")
     }
 
     pub(crate) fn on_command_started(&mut self, command: Command) {
@@ -181,10 +181,10 @@ impl SessionStatements {
             Command::Query => {
                 let Some(text) = statement_text(&payload, self.has_attributes) else { return };
                 let is_collecting = self.is_collecting();
-                let runs = sql_digest::statements(text).map(|text| Run {
+                let runs = sql_text::statements(text).map(|text| Run {
                     statement: is_collecting.then(|| KnownStatement::new(collector, text)),
-                    database: sql_digest::may_begin_with(text, b"use")
-                        .then(|| sql_digest::used_database(text))
+                    database: sql_text::may_begin_with(text, b"use")
+                        .then(|| sql_text::used_database(text))
                         .flatten()
                         .map(Vec::into_boxed_slice),
                 });

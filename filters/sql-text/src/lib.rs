@@ -3,7 +3,7 @@
 //!
 //! A normalized statement has placeholders instead of literals, keywords in lower case, and one space between tokens:
 //! ```
-//! let mut normalizer = sql_digest::Normalizer::default();
+//! let mut normalizer = sql_text::Normalizer::default();
 //! let normalized = normalizer.normalize(b"SELECT * FROM t WHERE id IN (1, 2)");
 //! assert_eq!(normalized, b"select * from `t` where `id` in ( ... )");
 //! ```
