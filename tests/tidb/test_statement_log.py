@@ -127,8 +127,8 @@ async def test_line_of_a_session_that_has_moved(cluster: TidbCluster, database: 
         tmp_path / "stack", cluster=cluster, settings=settings(log) | migrate
     ) as stack:
         with connect(stack.sql_port, database) as connection:
-            run(connection, "select 1")
-            (before,) = [line for line in await wait_for_lines(log, 2) if line["text"] == "select ?"]
+            id_before = query_value(connection, "select connection_id()")
+            (before,) = [line for line in await wait_for_lines(log, 2) if "connection_id" in line["text"]]
             await start_drain(stack, next(tidb for tidb in cluster.tidb if tidb.address == before["node"]))
 
             def has_moved() -> bool:
@@ -136,6 +136,8 @@ async def test_line_of_a_session_that_has_moved(cluster: TidbCluster, database: 
                 return any(line["moves"] for line in read_lines(log))
 
             await wait_until(has_moved)
+            id_after = query_value(connection, "select connection_id()")
         after = next(line for line in read_lines(log) if line["moves"])
     assert subset(after, "moves", "database", "connection_id") == (1, database, before["connection_id"])
     assert after["node"] != before["node"]
+    assert (before["node_connection_id"], after["node_connection_id"]) == (id_before, id_after)

@@ -71,6 +71,7 @@ async def test_line_has_all_fields(log: Path) -> None:
         "database": "Shop",
         "client": f"{host}:{port}",
         "node": "n",
+        "node_connection_id": 7,
         "moves": 0,
         "in_transaction": False,
         "rows": 0,

@@ -22,7 +22,10 @@ pub(crate) struct StatementRecord<'a> {
     pub(crate) database: &'a str,
     pub(crate) client: Option<SocketAddr>,
     pub(crate) node: &'a str,
+    /// Of the client's connection to this Envoy.
     pub(crate) connection_id: u64,
+    /// Of the connection to the node, by the node.
+    pub(crate) node_connection_id: Option<u32>,
     /// How often the session has migrated.
     pub(crate) moves: u32,
     /// A transaction was open before or after the statement.
@@ -52,6 +55,7 @@ struct Line<'a> {
     client: Option<SocketAddr>,
     node: &'a str,
     connection_id: u64,
+    node_connection_id: Option<u32>,
     moves: u32,
     in_transaction: bool,
     rows: u64,
@@ -79,6 +83,7 @@ impl StatementRecord<'_> {
             client: self.client,
             node: self.node,
             connection_id: self.connection_id,
+            node_connection_id: self.node_connection_id,
             moves: self.moves,
             in_transaction: self.is_in_transaction,
             rows: self.rows,
@@ -110,6 +115,7 @@ pub(super) mod tests {
             client: Some("[::ffff:10.0.0.9]:51234".parse().expect("an address")),
             node: "tidb-0:4000",
             connection_id: 17,
+            node_connection_id: Some(2_097_154),
             moves: 1,
             is_in_transaction: true,
             rows: 3,
@@ -131,7 +137,8 @@ pub(super) mod tests {
             line(&record(Some(&statement)), true),
             "{\"time\":\"2026-11-27T22:27:02.123Z\",\"kind\":\"query\",\"result\":\"ok\",\"error_code\":null,\
              \"duration_ms\":512.345,\"user\":\"app\",\"database\":\"shop\",\"client\":\"10.0.0.9:51234\",\
-             \"node\":\"tidb-0:4000\",\"connection_id\":17,\"moves\":1,\"in_transaction\":true,\"rows\":3,\
+             \"node\":\"tidb-0:4000\",\"connection_id\":17,\"node_connection_id\":2097154,\"moves\":1,\
+             \"in_transaction\":true,\"rows\":3,\
              \"request_bytes\":40,\"response_bytes\":900,\
              \"digest\":\"e1c71d1661ae46e09b7aaec1c390957f0d6260410df4e4bc71b9c8d681021471\",\
              \"text\":\"select ?\",\"text_bytes\":8,\"text_cut\":false,\"redacted\":true}\n"
@@ -140,9 +147,15 @@ pub(super) mod tests {
 
     #[test]
     fn unknown_values_are_null() {
-        let unknown = StatementRecord { database: "", client: None, error_code: Some(1064), ..record(None) };
+        let unknown = StatementRecord {
+            database: "",
+            client: None,
+            node_connection_id: None,
+            error_code: Some(1064),
+            ..record(None)
+        };
         let read: serde_json::Value = serde_json::from_str(&line(&unknown, false)).expect("JSON");
-        for field in ["database", "client", "digest", "text", "text_bytes"] {
+        for field in ["database", "client", "node_connection_id", "digest", "text", "text_bytes"] {
             assert_eq!(read.get(field), Some(&serde_json::Value::Null), "{field}");
         }
         assert_eq!((read["result"].as_str(), read["error_code"].as_u64()), (Some("failed"), Some(1064)));

@@ -18,6 +18,9 @@ impl StatementRecord<'_> {
         let (user, host) = (readable_name(self.user), self.client.map(|client| client.ip().to_canonical().to_string()));
         let host = host.unwrap_or_default();
         field("User@Host", &format_args!("{user}[{user}] @ {host} [{host}]"));
+        if let Some(id) = self.node_connection_id {
+            field("Conn_ID", &id);
+        }
         field("Query_time", &format_args!("{:.6}", self.duration.as_secs_f64()));
         if !self.database.is_empty() {
             field("DB", &readable_name(&self.database.to_lowercase())); // as TiDB does
@@ -92,6 +95,7 @@ mod tests {
             entry(&failed, true),
             "# Time: 2026-11-27T22:27:02.123456Z\n\
              # User@Host: app[app] @ 10.0.0.9 [10.0.0.9]\n\
+             # Conn_ID: 2097154\n\
              # Query_time: 0.512345\n\
              # DB: shop\n\
              # Is_internal: false\n\

@@ -38,6 +38,8 @@ pub(crate) struct SessionStatements {
     prepared: HashMap<u32, KnownStatement>,
     /// The selected database. Empty: none.
     database: Box<[u8]>,
+    /// The node's id of the session's connection. None: not known.
+    node_connection_id: Option<u32>,
     /// How often the session has migrated.
     moves: u32,
     /// Whether a transaction is open according to the last result, and according to the one before.
@@ -115,6 +117,7 @@ impl SessionStatements {
             commands: VecDeque::new(),
             prepared: HashMap::new(),
             database: database.into(),
+            node_connection_id: None,
             moves: 0,
             is_in_transaction: false,
             was_in_transaction: false,
@@ -136,9 +139,14 @@ impl SessionStatements {
         self.client = None;
     }
 
-    /// The session has migrated, `moves` times by now.
-    pub(crate) fn set_moves(&mut self, moves: u32) {
+    pub(crate) fn set_node_connection_id(&mut self, id: Option<u32>) {
+        self.node_connection_id = id;
+    }
+
+    /// The session has migrated, `moves` times by now. The new node has this id for its connection.
+    pub(crate) fn on_migrated(&mut self, moves: u32, node_connection_id: Option<u32>) {
         self.moves = moves;
+        self.node_connection_id = node_connection_id;
     }
 
     /// The node has reported with a result whether a transaction is open.
@@ -275,6 +283,7 @@ impl SessionStatements {
                 client: client.connection.address,
                 node: &node.name,
                 connection_id: client.connection.id,
+                node_connection_id: self.node_connection_id,
                 moves: self.moves,
                 is_in_transaction: self.was_in_transaction || self.is_in_transaction,
                 rows: execution.rows,
