@@ -1,5 +1,7 @@
 //! Statements whose texts may hold secrets, such as passwords and the keys of storage. Their literals are never logged.
 
+use mysql_proto::secret::SecretBytes;
+
 /// The first words of statements that hold passwords, URLs with keys, or the text of another statement. TiDB hides parts
 /// of most of them in its own logs (pingcap/tidb v8.5.3, `SecureText` in `pkg/parser/ast`).
 const KINDS: [&[&str]; 10] = [
@@ -45,8 +47,10 @@ pub(super) fn may_have_secret(normalized: &str, text: &[u8]) -> bool {
     if KINDS.iter().any(begins_with) {
         return true;
     }
-    let text = String::from_utf8_lossy(text).to_ascii_lowercase();
-    WORDS.iter().any(|word| text.contains(word))
+    let mut lowercase = SecretBytes::from(text);
+    lowercase.make_ascii_lowercase();
+    let lowercase = String::from_utf8_lossy(&lowercase);
+    WORDS.iter().any(|word| lowercase.contains(word))
 }
 
 #[cfg(test)]
