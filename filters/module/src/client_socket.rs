@@ -18,7 +18,8 @@ use crate::conn::{Conn, ReadError, ReadStep};
 use crate::live_settings;
 use crate::offload::{self, OffloadedConn};
 use crate::old_conn::QUIT;
-use crate::session::{Decision, Event, REJECTION_TIMEOUT, Session, SessionPhase};
+use crate::rules;
+use crate::session::{Decision, Event, REJECTION_TIMEOUT, Session, SessionPhase, statement_too_long};
 use crate::tls_options::ClientTlsOptions;
 use crate::worker::WorkerContext;
 
@@ -47,7 +48,11 @@ impl SocketFactory for ClientSocketFactory {
             tls_mode: tls.mode,
             certificate: tls.certificate.clone(),
             password_key: Arc::clone(&tls.password_key),
-            compression: live.as_ref().map_or(self.compression, |live| live.compression),
+            compression: match &live {
+                _ if rules::is_on() => Compression::Off, // the rules have to see all statements
+                Some(live) => live.compression,
+                None => self.compression,
+            },
             session: OnceCell::new(),
             is_rejected: Cell::new(false),
             held_input: RefCell::default(),
@@ -166,6 +171,9 @@ impl ClientConn {
         // The bytes that may pass. Those of one read are forwarded at once.
         let mut passing = 0..0;
         while !rest.is_empty() {
+            if session.evades_rules() {
+                return ReadStep::Close;
+            }
             let found = session.next_request(&mut rest);
             let step = match found {
                 None => self.track(session, &[], false),
@@ -188,7 +196,11 @@ impl ClientConn {
                         self.apply(session, decision, &request, rest, passed)
                     }
                 },
-                Some(Found::Refused(_)) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
+                Some(Found::Refused(CHANGE_USER)) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
+                Some(Found::Refused(_)) => {
+                    let _ = self.conn.write_or_queue(&statement_too_long());
+                    Err(ReadStep::Close)
+                }
             };
             if let Err(step) = step {
                 return step;
@@ -221,13 +233,22 @@ impl ClientConn {
             }
             Decision::Answer(answer) => {
                 session.hold_answer(answer);
-                *self.held_input.borrow_mut() = [request, rest].concat();
-                return Err(ReadStep::Wait);
+                return Err(self.hold(request, rest));
+            }
+            Decision::Wait => {
+                session.hold_undecided();
+                return Err(self.hold(request, rest));
             }
         };
         self.track_request(session, packets, request)?;
         self.conn.forward(packets, passed);
         Ok(())
+    }
+
+    /// Keeps a request and the bytes that follow it until the session is no longer held.
+    fn hold(&self, request: &[u8], rest: &[u8]) -> ReadStep {
+        *self.held_input.borrow_mut() = [request, rest].concat();
+        ReadStep::Wait
     }
 
     /// Tracks the packets that stand for a whole request.

@@ -11,6 +11,7 @@
 //! [`readiness`] tells load balancers whether this Envoy is ready for new clients.
 //! [`live_config`] applies the configuration that the control plane changes while Envoy runs: the nodes, and
 //! [`live_settings`].
+//! [`rules`] has the rules that block, limit, rewrite or log statements.
 //! [`login_log`] writes a line for each login, and [`statement_log`] one for each slow statement.
 //! [`statements`] reports statistics of statements.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
@@ -52,6 +53,7 @@ mod proxy_header;
 mod reachability;
 mod readiness;
 mod refresh;
+mod rules;
 mod sentinels;
 mod session;
 mod slot;

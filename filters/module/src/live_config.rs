@@ -15,7 +15,7 @@ use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 use crate::config::{self, NodeInfo, seconds};
 use crate::live_settings;
 use crate::switches::{self, Switches};
-use crate::{connection_limits, login_log, statement_log, statements, wakers};
+use crate::{connection_limits, login_log, rules, statement_log, statements, wakers};
 
 /// The listener filter that carries the configuration. It lets all connections pass.
 pub(crate) struct LiveConfigFilter;
@@ -100,6 +100,7 @@ pub(crate) fn on_received(config: config::LiveConfig) {
     statement_log::configure(published.statement_log);
     statements::configure(published.statements);
     connection_limits::publish(&published.limits);
+    rules::configure(published.rules);
     // First, so that no session begins with the new nodes and the settings of the listener.
     if let Some(settings) = published.settings {
         live_settings::apply(settings);

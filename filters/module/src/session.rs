@@ -12,6 +12,7 @@ mod login_record;
 mod migration;
 mod node_loss;
 mod requests;
+mod statement_rules;
 mod token_plugin_scan;
 mod traffic;
 mod unreachable;
@@ -21,6 +22,7 @@ pub(crate) use close_probe::CloseProbe;
 pub(crate) use kept_states::KeptStates;
 pub(crate) use lifecycle::{Event, REJECTION_TIMEOUT, SessionPhase};
 pub(crate) use requests::Decision;
+pub(crate) use statement_rules::statement_too_long;
 pub(crate) use traffic::PassDecision;
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -48,6 +50,7 @@ use limits::SessionSlots;
 use login::SessionLogin;
 use node_loss::LossEvent;
 use requests::SessionRequests;
+use statement_rules::SessionRules;
 use traffic::Traffic;
 
 /// The namespace of the metadata that access logs can show.
@@ -73,6 +76,7 @@ pub(crate) struct Session {
     /// None: the session is not established yet.
     traffic: RefCell<Option<Traffic>>,
     requests: SessionRequests,
+    rules: SessionRules,
     identity: SessionIdentity,
     slots: SessionSlots,
     pub(crate) kept_states: KeptStates,
@@ -113,6 +117,7 @@ impl Session {
             login: RefCell::new(Some(Box::new(SessionLogin::new(rules)))),
             traffic: RefCell::default(),
             requests: SessionRequests::default(),
+            rules: SessionRules::default(),
             identity: SessionIdentity::default(),
             slots: SessionSlots::default(),
             kept_states: KeptStates::default(),

@@ -48,10 +48,10 @@ pub(crate) fn may_log(microseconds: u64, is_error: bool) -> bool {
         || is_error && PRECHECK.logs_errors.load(Ordering::Relaxed)
 }
 
-/// Logs a statement if the rules want it. Called by workers.
-pub(crate) fn push(record: &StatementRecord<'_>) {
+/// Logs a statement if the settings want it. `must_log`: in any case. Called by workers.
+pub(crate) fn push(record: &StatementRecord<'_>, must_log: bool) {
     LOG.push(|rules| {
-        let is_wanted = rules.accept(record.duration, record.error_code.is_some(), fastrand::f64());
+        let is_wanted = must_log || rules.accept(record.duration, record.error_code.is_some(), fastrand::f64());
         is_wanted.then(|| match rules.format {
             StatementLogFormat::Json => record.to_json(rules.redacts),
             StatementLogFormat::Tidb => record.to_tidb_entry(rules.redacts),

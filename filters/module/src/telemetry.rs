@@ -23,7 +23,7 @@ use crate::sentinels::Sentinels;
 use crate::statements::report::StatementReporter;
 use crate::{
     clock, connection_limits, deadlines, envoy_drain, filter, line_log, live_settings, login_log, readiness, refresh,
-    statement_log, states_memory, switches, wakers,
+    rules, statement_log, states_memory, switches, wakers,
 };
 use log_counters::LogCounters;
 
@@ -76,6 +76,7 @@ pub(crate) struct Reporter {
     limit_quota: Gauge,
     limit_over_quota: Gauge,
     limit_refusals: Counter,
+    rule_hits: Counter,
     /// The reported refusals of each rule.
     reported_refusals: RefCell<HashMap<String, u64>>,
     sentinels: Sentinels,
@@ -118,6 +119,7 @@ impl Reporter {
             limit_quota: metrics.gauge("limit_quota", &["rule"])?,
             limit_over_quota: metrics.gauge("limit_over_quota", &["rule"])?,
             limit_refusals: metrics.counter("limit_refusals", &["rule"])?,
+            rule_hits: metrics.counter("rule_hits", &["rule", "dry_run"])?,
             reported_refusals: RefCell::default(),
             sentinels: Sentinels::default(),
             statements: StatementReporter::new(metrics)?,
@@ -140,6 +142,7 @@ impl Reporter {
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);
         }
         self.report_limits(metrics);
+        self.report_rule_hits(metrics);
         for node in node::take_unused_nodes() {
             self.report_node(metrics, &node);
             self.reported.borrow_mut().remove(&node.name);
@@ -171,6 +174,15 @@ impl Reporter {
             let increase = rule.refusals.checked_sub(before).unwrap_or(rule.refusals);
             metrics.add(self.limit_refusals, &[name], increase);
             reported.insert(rule.name, rule.refusals);
+        }
+    }
+
+    /// Reports zeros, too, as soon as a rule is in force: a series that begins with another value shows no increase.
+    fn report_rule_hits(&self, metrics: &Metrics) {
+        let Some(active) = rules::current() else { return };
+        for (rule, [with_effect, dry_run]) in active.take_hits() {
+            metrics.add(self.rule_hits, &[rule, "false"], with_effect);
+            metrics.add(self.rule_hits, &[rule, "true"], dry_run);
         }
     }
 

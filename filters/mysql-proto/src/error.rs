@@ -367,6 +367,12 @@ pub fn node_unreachable_while_idle(node: &str) -> Vec<u8> {
     packet(SHUTDOWN, Some("08S01"), &text, 1)
 }
 
+/// An ERR packet that answers a request with any error.
+#[must_use]
+pub fn answer_packet(code: u16, state: [u8; 5], text: &str, sequence: u8) -> Vec<u8> {
+    packet(code, std::str::from_utf8(&state).ok(), text, sequence)
+}
+
 fn packet(code: u16, state: Option<&str>, text: &str, sequence: u8) -> Vec<u8> {
     let mut payload = vec![0xff];
     payload.extend(code.to_le_bytes());

@@ -33,6 +33,23 @@ impl Header {
     }
 }
 
+/// The packets of a message, of which the first has this sequence number.
+#[must_use]
+pub fn packets(payload: &[u8], mut sequence: u8) -> Vec<u8> {
+    let mut packets = Vec::with_capacity(payload.len() + HEADER * (payload.len() / MAX_PAYLOAD + 1));
+    let mut rest = payload;
+    loop {
+        let (chunk, behind) = rest.split_at(rest.len().min(MAX_PAYLOAD));
+        packets.extend(Header { length: chunk.len(), sequence }.bytes());
+        packets.extend(chunk);
+        if chunk.len() < MAX_PAYLOAD {
+            return packets;
+        }
+        rest = behind;
+        sequence = sequence.wrapping_add(1);
+    }
+}
+
 /// Reads headers from bytes that are split anywhere.
 #[derive(Debug, Default)]
 pub struct HeaderReader {

@@ -15,7 +15,7 @@ pub enum Interest {
     /// Its bytes pass as they arrive, and the whole request is shown when it is complete, unless it is longer than
     /// [`MAX_OBSERVED_BYTES`].
     Observe,
-    /// Its bytes pass only when it is complete.
+    /// Its bytes pass only when it is complete. It is refused if it is longer than [`MAX_HELD_BYTES`].
     Hold,
     /// It does not pass.
     Refuse,
@@ -23,6 +23,9 @@ pub enum Interest {
 
 /// The longest request that is observed, with its headers.
 pub const MAX_OBSERVED_BYTES: usize = 1024 * 1024;
+
+/// The longest request that is held, with its headers: the default of TiDB's `max_allowed_packet`.
+pub const MAX_HELD_BYTES: usize = 64 * 1024 * 1024;
 
 /// The beginning of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +49,8 @@ pub enum Found<'a> {
     Observed(&'a [u8], Request<'a>),
     /// A held request; none of its bytes has passed.
     Held(Request<'a>),
-    /// The refused request. The reader must not be used after this.
-    Refused(RequestStart<'a>),
+    /// A request with this command does not pass. The reader must not be used after this.
+    Refused(u8),
 }
 
 /// A whole request.
@@ -107,6 +110,7 @@ pub struct RequestReader {
 
 #[derive(Debug)]
 struct PartialRequest {
+    command: u8,
     interest: Interest,
     /// The packets so far, if the request is observed or held.
     packets: SecretBytes,
@@ -140,7 +144,10 @@ impl PartialRequest {
             self.interest = Interest::None;
             self.packets = SecretBytes::default();
         }
-        if self.interest != Interest::None {
+        if self.interest == Interest::Hold && self.packets.len() + taken > MAX_HELD_BYTES {
+            self.interest = Interest::Refuse;
+        }
+        if matches!(self.interest, Interest::Observe | Interest::Hold) {
             self.packets.extend_from_slice(&bytes[..taken]);
         }
         (taken, is_complete)
@@ -176,6 +183,9 @@ impl RequestReader {
                 let (taken, is_complete) = partial.take(&input[passed..]);
                 passed += taken;
                 *bytes = &input[passed..];
+                if partial.interest == Interest::Refuse {
+                    return Some(Found::Refused(partial.command));
+                }
                 if !is_complete {
                     return (partial.interest != Interest::Hold).then_some(Found::Bytes(input));
                 }
@@ -207,11 +217,12 @@ impl RequestReader {
                 return Some(Found::Bytes(&input[..passed])); // the next call finds the request at the front
             }
             if interest == Interest::Refuse {
-                return Some(Found::Refused(start));
+                return Some(Found::Refused(command));
             }
             let end = HEADER + length;
             if length == MAX_PAYLOAD || end > rest.len() {
                 self.partial = Some(Box::new(PartialRequest {
+                    command,
                     interest,
                     packets: SecretBytes::default(),
                     bytes_left: end,
@@ -251,16 +262,7 @@ mod tests {
     }
 
     fn packets(payload: &[u8]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let mut chunks = payload.chunks(MAX_PAYLOAD).collect::<Vec<_>>();
-        if payload.len().is_multiple_of(MAX_PAYLOAD) {
-            chunks.push(&[]);
-        }
-        for (sequence, chunk) in chunks.into_iter().enumerate() {
-            bytes.extend(Header { length: chunk.len(), sequence: sequence as u8 }.bytes());
-            bytes.extend(chunk);
-        }
-        bytes
+        crate::packet::packets(payload, 0)
     }
 
     /// What comes out of the reader: the bytes that pass, and the requests that are shown, with the number of bytes
@@ -292,7 +294,7 @@ mod tests {
                         seen.held.push((request.payload().into_owned(), seen.passed.len()));
                         seen.passed.extend(&*request);
                     }
-                    Some(Found::Refused(start)) => panic!("{start:?}"),
+                    Some(Found::Refused(command)) => panic!("{command}"),
                 }
             }
         }
@@ -335,8 +337,16 @@ mod tests {
         let mut reader = RequestReader::default();
         let mut rest = &bytes[..];
         assert_eq!(reader.next(&mut rest, interest), Some(Found::Bytes(&bytes[..5])));
-        let start = RequestStart { command: 3, length: 2, content: b"x", is_first: true };
-        assert_eq!(reader.next(&mut rest, interest), Some(Found::Refused(start)));
+        assert_eq!(reader.next(&mut rest, interest), Some(Found::Refused(3)));
+    }
+
+    #[test]
+    fn held_request_that_is_too_long_is_refused() {
+        let bytes = packets(&vec![HELD; MAX_HELD_BYTES]);
+        let mut reader = RequestReader::default();
+        let (mut one, mut other) = bytes.split_at(MAX_HELD_BYTES);
+        assert_eq!(reader.next(&mut one, interest), None);
+        assert_eq!(reader.next(&mut other, interest), Some(Found::Refused(HELD)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Statements that concern the session itself: USE and KILL.
+//! KILL statements.
 
 use std::ops::Range;
 
@@ -23,15 +23,6 @@ pub fn may_begin_with(start: &[u8], keyword: &[u8]) -> bool {
         Some(rest) if b"/-#".contains(&rest[0]) => true, // a comment
         Some(rest) => rest.iter().zip(keyword).all(|(byte, letter)| byte.to_ascii_lowercase() == *letter),
     }
-}
-
-/// The database that a statement selects. None: it is no USE statement.
-#[must_use]
-pub fn used_database(statement: &[u8]) -> Option<Vec<u8>> {
-    let mut tokens = Tokens::new(statement);
-    tokens.keyword(b"use").then_some(())?;
-    let (kind, name, _) = tokens.next()?;
-    (matches!(kind, TokenKind::Identifier | TokenKind::QuotedIdentifier) && tokens.is_at_end()).then_some(name)
 }
 
 /// None: the statement is no KILL statement with a number.
@@ -87,26 +78,6 @@ impl<'a> Tokens<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn use_statement_names_its_database() {
-        for (statement, expected) in [
-            ("use a", Some("a")),
-            (" USE/**/`A b` ;", Some("A b")),
-            ("-- c\nuse test", Some("test")),
-            ("use a b", None),
-            ("use", None),
-            ("use 'a'", None),
-            ("used a", None),
-            ("select use", None),
-        ] {
-            assert_eq!(
-                used_database(statement.as_bytes()),
-                expected.map(|name| name.as_bytes().to_vec()),
-                "{statement}"
-            );
-        }
-    }
 
     #[test]
     fn kill_statement_names_its_session() {

@@ -12,15 +12,22 @@
 //! TiDB tests no grammar for digests, only tokens, and neither does this crate.
 
 mod commands;
+mod comments;
 mod keywords;
 mod normalizer;
+mod parts;
 mod scanner;
 mod split;
+mod tables;
 mod text;
 
-pub use commands::{Kill, kill, may_begin_with, used_database};
+pub use commands::{Kill, kill, may_begin_with};
+pub use comments::without_comments;
 pub use normalizer::Normalizer;
+pub use parts::{PreparedText, prepared_text, quoted_string, used_database};
 pub use split::statements;
+pub use tables::{TableNames, rename_tables};
+pub use text::lowercase;
 
 /// The digest of a normalized statement. TiDB shows it in hexadecimal.
 pub type Digest = [u8; 32];

@@ -72,11 +72,11 @@ impl<'a> Scanner<'a> {
         self.sql.get(self.at).copied().unwrap_or(0)
     }
 
-    fn rest(&self) -> &'a [u8] {
+    pub(crate) fn rest(&self) -> &'a [u8] {
         &self.sql[self.at..]
     }
 
-    fn skip_while(&mut self, condition: impl Fn(u8) -> bool) {
+    pub(crate) fn skip_while(&mut self, condition: impl Fn(u8) -> bool) {
         self.at += self.rest().iter().take_while(|byte| condition(**byte)).count();
     }
 
@@ -148,7 +148,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    fn skip_line(&mut self) {
+    pub(crate) fn skip_line(&mut self) {
         self.skip_while(|byte| byte != b'\n');
     }
 
@@ -176,7 +176,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// Skips a comment, or only its beginning if its content is executed. Returns false if the comment does not end.
-    fn skip_comment(&mut self) -> bool {
+    pub(crate) fn skip_comment(&mut self) -> bool {
         self.at += 2;
         let first = self.peek();
         self.at = self.sql.len().min(self.at + 1);
@@ -390,6 +390,6 @@ fn is_variable_byte(byte: u8) -> bool {
     is_identifier_byte(byte) || byte == b'.'
 }
 
-fn is_line_comment(rest: &[u8]) -> bool {
+pub(crate) fn is_line_comment(rest: &[u8]) -> bool {
     rest.starts_with(b"--") && rest.get(2).is_none_or(|byte| is_space(*byte))
 }

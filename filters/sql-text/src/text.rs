@@ -38,3 +38,11 @@ pub(crate) fn make_lowercase(literal: &mut Vec<u8>, start: usize) {
         chunk.invalid().iter().for_each(|_| literal.extend_from_slice("\u{fffd}".as_bytes()));
     }
 }
+
+/// The text in lower case, as TiDB compares names.
+#[must_use]
+pub fn lowercase(text: &[u8]) -> Vec<u8> {
+    let mut lower = text.to_vec();
+    make_lowercase(&mut lower, 0);
+    lower
+}

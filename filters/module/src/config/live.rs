@@ -61,6 +61,10 @@ pub(crate) struct Published {
     /// Limits of client connections over all Envoys together.
     #[serde(default)]
     pub(crate) limits: Vec<LimitConfig>,
+    /// Rules for statements. They are read later, so that a rule that this module does not know rejects no state of
+    /// nodes.
+    #[serde(default)]
+    pub(crate) rules: Vec<serde_json::Value>,
     /// The settings of this Envoy. None: those of its listeners and clusters apply.
     #[serde(default)]
     pub(crate) settings: Option<Settings>,

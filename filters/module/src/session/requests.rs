@@ -4,9 +4,11 @@
 //! observed, requests with statements are shown when their bytes have passed.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use mysql_proto::command::Command;
 use mysql_proto::error::ProxyError;
+use mysql_proto::packet::HEADER;
 use mysql_proto::request_reader::{Found, Interest, Request, RequestReader, RequestStart};
 use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::TrackerState;
@@ -14,6 +16,7 @@ use mysql_proto::tracker::TrackerState;
 use super::Session;
 use super::identity;
 use crate::commands::{ChangeUserResult, Commands};
+use crate::rules;
 use crate::statements::{self, ClientConnection};
 
 /// What becomes of a held request.
@@ -25,6 +28,8 @@ pub(crate) enum Decision {
     Answer(Vec<u8>),
     /// The client gets this error, and the session ends.
     Reject(ProxyError),
+    /// The request waits, and is then decided about again.
+    Wait,
 }
 
 /// Why the client's next request is held.
@@ -34,6 +39,8 @@ pub(super) enum RequestHold {
     None,
     /// Its answer must follow the responses of the node.
     Responses,
+    /// It waits until it is decided about again.
+    Decision,
 }
 
 /// The requests of one session.
@@ -60,6 +67,11 @@ impl Session {
         Some(kept)
     }
 
+    /// Whether the rules cannot be applied any more, because the module cannot follow the session.
+    pub(crate) fn evades_rules(&self) -> bool {
+        rules::is_on() && self.is_opaque()
+    }
+
     /// Finds the next request in the bytes of the client, which must not be empty. None: all bytes are kept.
     pub(crate) fn next_request<'a>(&self, bytes: &mut &'a [u8]) -> Option<Found<'a>> {
         let awaits_client = self.awaits_client();
@@ -73,6 +85,7 @@ impl Session {
         self.requests.reader.borrow_mut().next(bytes, |start: RequestStart<'_>| match Command::from(start.command) {
             _ if !expects_command => Interest::None,
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
+            command if Self::is_judged(command) => Interest::Hold,
             command if statements.is_observed(command, start.content) => Interest::Observe,
             _ => Interest::None,
         })
@@ -80,18 +93,28 @@ impl Session {
 
     /// The client's bytes up to the end of this request were tracked.
     pub(crate) fn on_request(&self, request: &Request<'_>) {
-        self.with_traffic(|traffic| traffic.commands.statements.on_request(&self.worker.statements, request));
+        let (permit, must_log) = (self.take_permit(), self.take_must_log());
+        self.with_traffic(|traffic| {
+            let statements = &mut traffic.commands.statements;
+            statements.on_request(&self.worker.statements, request, permit);
+            if must_log {
+                statements.log_newest();
+            }
+        });
     }
 
     /// Decides about a held request.
-    pub(crate) fn decide(&self, request: &Request<'_>) -> Decision {
+    pub(crate) fn decide(self: &Rc<Self>, request: &Request<'_>) -> Decision {
         if let Some(decision) = self.requests.decision.take() {
             return decision;
         }
-        match self.check_identity_command(request) {
-            Ok(None) => Decision::Pass,
-            Ok(Some(changed)) => Decision::Change(changed),
-            Err(why) => Decision::Reject(why),
+        match request.get(HEADER).map(|command| Command::from(*command)) {
+            Some(Command::ChangeUser | Command::SetOption) => match self.check_identity_command(request) {
+                Ok(None) => Decision::Pass,
+                Ok(Some(changed)) => Decision::Change(changed),
+                Err(why) => Decision::Reject(why),
+            },
+            _ => self.judge(request),
         }
     }
 
@@ -104,6 +127,19 @@ impl Session {
     pub(crate) fn hold_answer(&self, answer: Vec<u8>) {
         self.requests.decision.replace(Some(Decision::Answer(answer)));
         self.requests.hold.set(RequestHold::Responses);
+    }
+
+    /// Holds the client's next request until it is decided about again.
+    pub(crate) fn hold_undecided(&self) {
+        self.requests.hold.set(RequestHold::Decision);
+    }
+
+    /// Decides again about the request that waits.
+    pub(super) fn continue_waiting_request(&self) {
+        if self.requests.hold.get() == RequestHold::Decision {
+            self.requests.hold.set(RequestHold::None);
+            self.client.read_again();
+        }
     }
 
     /// Whether the client's next request is held, so that nothing is read from the client.

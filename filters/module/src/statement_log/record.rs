@@ -1,5 +1,6 @@
 //! One execution of a statement, and its line of JSON.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
@@ -36,7 +37,7 @@ pub(crate) struct StatementRecord<'a> {
     /// None: the module does not know the statement.
     pub(crate) statement: Option<&'a Statement>,
     /// None: the text was not kept.
-    pub(crate) sent_text: Option<&'a SentText>,
+    pub(crate) sent_text: Option<Cow<'a, SentText>>,
 }
 
 /// The fields of a line, in order.
@@ -71,7 +72,7 @@ struct Line<'a> {
 impl StatementRecord<'_> {
     /// The line, with its line break.
     pub(super) fn to_json(&self, redacts: bool) -> Vec<u8> {
-        let text = text::shown_text(self.statement, self.sent_text, redacts);
+        let text = text::shown_text(self.statement, self.sent_text.as_deref(), redacts);
         json::to_line(&Line {
             time: self.time,
             kind: self.kind,
@@ -168,7 +169,7 @@ pub(super) mod tests {
             let statement = Statement::new(normalizer.normalize(&text));
             let sent = SentText::new(&text);
             for redacts in [false, true] {
-                let line = line(&StatementRecord { sent_text: Some(&sent), ..record(Some(&statement)) }, redacts);
+                let line = line(&StatementRecord { sent_text: Some(Cow::Borrowed(&sent)), ..record(Some(&statement)) }, redacts);
                 let content = line.strip_suffix('\n').expect("a line break");
                 prop_assert!(content.bytes().all(|byte| (b' '..=b'~').contains(&byte)));
                 let read: serde_json::Value = serde_json::from_str(content).expect("JSON");

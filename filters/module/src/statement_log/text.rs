@@ -11,7 +11,7 @@ use crate::statements::Statement;
 const MAX_SENT_BYTES: usize = 4096;
 
 /// The text of a statement as the client has sent it. Of a long one, only the beginning is kept.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct SentText {
     bytes: SecretBytes,
     /// The length of the whole text.

@@ -42,7 +42,7 @@ impl StatementRecord<'_> {
         if let Some(code) = self.error_code {
             field("Tidevoy_error_code", &code);
         }
-        entry.push_str(&text_line(text::shown_text(self.statement, self.sent_text, redacts).as_ref()));
+        entry.push_str(&text_line(text::shown_text(self.statement, self.sent_text.as_deref(), redacts).as_ref()));
         entry.into_bytes()
     }
 }
@@ -70,6 +70,8 @@ fn is_unprintable(character: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
+
     use proptest::prelude::*;
 
     use super::super::record::tests::record;
@@ -83,7 +85,8 @@ mod tests {
     fn last_line(text: &str) -> String {
         let statement = Statement::new(sql_text::Normalizer::default().normalize(text.as_bytes()));
         let sent = SentText::new(text.as_bytes());
-        let entry = entry(&StatementRecord { sent_text: Some(&sent), ..record(Some(&statement)) }, false);
+        let entry =
+            entry(&StatementRecord { sent_text: Some(Cow::Borrowed(&sent)), ..record(Some(&statement)) }, false);
         entry.trim_end_matches('\n').rsplit('\n').next().expect("a line").to_owned()
     }
 
@@ -146,7 +149,7 @@ mod tests {
             let statement = Statement::new(sql_text::Normalizer::default().normalize(text.as_bytes()));
             let sent = SentText::new(text.as_bytes());
             for redacts in [false, true] {
-                let entry = entry(&StatementRecord { sent_text: Some(&sent), ..record(Some(&statement)) }, redacts);
+                let entry = entry(&StatementRecord { sent_text: Some(Cow::Borrowed(&sent)), ..record(Some(&statement)) }, redacts);
                 let (fields, last) = entry.trim_end_matches('\n').rsplit_once('\n').expect("two lines");
                 prop_assert!(fields.lines().all(|line| line.starts_with("# ") && !line.ends_with(';')));
                 prop_assert!(last.ends_with(';') && !last.starts_with("# ") && !last.starts_with("use"));

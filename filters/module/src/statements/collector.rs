@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use sql_text::Normalizer;
+use statement_rules::{Class, RuleSet};
 
 use super::rows::Statement;
 use super::window::{self, Execution, WorkerWindow};
@@ -13,11 +15,49 @@ use crate::node::SharedNode;
 /// Statements and users whose objects are shared. If there are more, those that nobody uses are forgotten.
 const MAX_KNOWN: usize = 5000;
 
+/// A statement that the worker knows.
+#[derive(Debug)]
+pub(crate) struct KnownStatement {
+    pub(crate) statement: Arc<Statement>,
+    /// The whole normalized text.
+    normalized: Box<[u8]>,
+    /// What the rules say about it. None: nobody has asked.
+    class: RefCell<Option<Class>>,
+}
+
+impl KnownStatement {
+    fn new(normalized: &[u8]) -> Rc<Self> {
+        Rc::new(Self {
+            statement: Arc::new(Statement::new(normalized)),
+            normalized: normalized.into(),
+            class: RefCell::default(),
+        })
+    }
+
+    /// What these rules say about the statement.
+    pub(crate) fn class(&self, rules: &RuleSet) -> Class {
+        let mut known = self.class.borrow_mut();
+        match &*known {
+            Some(class) if rules.is_current(class) => class.clone(),
+            _ => known.insert(rules.classify(&self.normalized, &self.statement.digest)).clone(),
+        }
+    }
+}
+
+/// A statement that a client has prepared.
+#[derive(Debug)]
+pub(crate) struct PreparedStatement {
+    pub(crate) text: Box<[u8]>,
+    pub(crate) known: Rc<KnownStatement>,
+}
+
 /// Identifies statements, and collects their statistics.
 pub(crate) struct StatementCollector {
     normalizer: RefCell<Normalizer>,
     /// By normalized text.
-    statements: RefCell<HashMap<Box<[u8]>, Arc<Statement>>>,
+    statements: RefCell<HashMap<Box<[u8]>, Rc<KnownStatement>>>,
+    /// By text, as the client has sent it.
+    prepared: RefCell<HashMap<Box<[u8]>, Rc<PreparedStatement>>>,
     users: RefCell<HashSet<Arc<str>>>,
     window: Arc<Mutex<WorkerWindow>>,
 }
@@ -27,6 +67,7 @@ impl Default for StatementCollector {
         Self {
             normalizer: RefCell::default(),
             statements: RefCell::default(),
+            prepared: RefCell::default(),
             users: RefCell::default(),
             window: window::add_worker(),
         }
@@ -35,21 +76,37 @@ impl Default for StatementCollector {
 
 impl StatementCollector {
     /// The statement with this text. Equal statements are mostly the same object.
-    pub(super) fn identify(&self, text: &[u8]) -> Arc<Statement> {
+    pub(crate) fn identify(&self, text: &[u8]) -> Rc<KnownStatement> {
         let mut normalizer = self.normalizer.borrow_mut();
         let normalized = normalizer.normalize(text);
         let mut known = self.statements.borrow_mut();
         if let Some(statement) = known.get(normalized) {
-            return Arc::clone(statement);
+            return Rc::clone(statement);
         }
         if known.len() >= MAX_KNOWN {
-            known.retain(|_, statement| Arc::strong_count(statement) > 1);
+            known.retain(|_, known| Rc::strong_count(known) > 1 || Arc::strong_count(&known.statement) > 1);
         }
-        let statement = Arc::new(Statement::new(normalized));
+        let statement = KnownStatement::new(normalized);
         if known.len() < MAX_KNOWN {
-            known.insert(normalized.into(), Arc::clone(&statement));
+            known.insert(normalized.into(), Rc::clone(&statement));
         }
         statement
+    }
+
+    /// The prepared statement with this text. Sessions that prepare the same text mostly share the object.
+    pub(crate) fn prepare(&self, text: &[u8]) -> Rc<PreparedStatement> {
+        if let Some(prepared) = self.prepared.borrow().get(text) {
+            return Rc::clone(prepared);
+        }
+        let prepared = Rc::new(PreparedStatement { text: text.into(), known: self.identify(text) });
+        let mut known = self.prepared.borrow_mut();
+        if known.len() >= MAX_KNOWN {
+            known.retain(|_, prepared| Rc::strong_count(prepared) > 1);
+        }
+        if known.len() < MAX_KNOWN {
+            known.insert(text.into(), Rc::clone(&prepared));
+        }
+        prepared
     }
 
     /// The user of this name. Equal users are mostly the same object.
@@ -94,14 +151,19 @@ mod tests {
     fn equal_statements_and_users_are_the_same_object_until_nobody_uses_them() {
         let collector = StatementCollector::default();
         let one = collector.identify(b"SELECT 1");
-        assert!(Arc::ptr_eq(&one, &collector.identify(b"select  2 -- comment")));
+        assert!(Rc::ptr_eq(&one, &collector.identify(b"select  2 -- comment")));
+        let prepared = collector.prepare(b"select ?");
+        assert!(Rc::ptr_eq(&prepared.known, &one));
         let user = collector.user(b"app");
         for number in 0..2 * MAX_KNOWN {
             collector.identify(format!("select a{number}").as_bytes());
+            collector.prepare(format!("select b{number}").as_bytes());
             collector.user(number.to_string().as_bytes());
         }
         assert!(collector.statements.borrow().len() <= MAX_KNOWN && collector.users.borrow().len() <= MAX_KNOWN);
-        assert!(Arc::ptr_eq(&one, &collector.identify(b"select 3")));
+        assert!(collector.prepared.borrow().len() <= MAX_KNOWN);
+        assert!(Rc::ptr_eq(&one, &collector.identify(b"select 3")));
+        assert!(Rc::ptr_eq(&prepared, &collector.prepare(b"select ?")));
         assert!(Arc::ptr_eq(&user, &collector.user(b"app")));
     }
 }

@@ -3,8 +3,10 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use std::vec::IntoIter;
@@ -13,8 +15,9 @@ use mysql_proto::command::Command;
 use mysql_proto::query::{statement_id, statement_text};
 use mysql_proto::request_reader::Request;
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
+use statement_rules::Permit;
 
-use super::collector::StatementCollector;
+use super::collector::{PreparedStatement, StatementCollector};
 use super::rows::Statement;
 use super::window::Execution;
 use crate::node::SharedNode;
@@ -27,15 +30,16 @@ const LAST_PREPARED: u32 = u32::MAX;
 const MAX_PREPARED: usize = 65_536;
 
 /// Follows the statements of a session from its beginning. Prepared statements and the database are always known;
-/// executions are observed only
-/// on request.
+/// executions are observed only on request.
 #[derive(Debug)]
 pub(crate) struct SessionStatements {
     /// Client and node have agreed on query attributes.
     has_attributes: bool,
     /// The commands without a complete response, oldest first.
     commands: VecDeque<RunningCommand>,
-    prepared: HashMap<u32, KnownStatement>,
+    prepared: HashMap<u32, Rc<PreparedStatement>>,
+    /// The module has answered the last request to prepare a statement, so no statement is the last one.
+    is_last_refused: bool,
     /// The selected database. Empty: none.
     database: Box<[u8]>,
     /// The node's id of the session's connection. None: not known.
@@ -62,21 +66,6 @@ struct Client {
     connection: ClientConnection,
 }
 
-/// A statement that the client has sent.
-#[derive(Debug, Clone)]
-struct KnownStatement {
-    statement: Arc<Statement>,
-    /// None: the log does not show texts as clients have sent them.
-    text: Option<Arc<SentText>>,
-}
-
-impl KnownStatement {
-    fn new(collector: &StatementCollector, text: &[u8]) -> Self {
-        let sent = statement_log::keeps_texts().then(|| Arc::new(SentText::new(text)));
-        Self { statement: collector.identify(text), text: sent }
-    }
-}
-
 #[derive(Debug)]
 struct RunningCommand {
     command: Command,
@@ -84,13 +73,17 @@ struct RunningCommand {
     since: Option<Instant>,
     request_bytes: usize,
     content: Content,
+    /// What the command uses of limits.
+    permit: Option<Permit>,
+    /// A rule wants the command in the log.
+    must_log: bool,
 }
 
 /// What a command does.
 #[derive(Debug)]
 enum Content {
     Other,
-    Prepares(KnownStatement),
+    Prepares(Rc<PreparedStatement>),
     Selects(Box<[u8]>),
     Runs(Run, IntoIter<Run>),
 }
@@ -99,14 +92,44 @@ enum Content {
 #[derive(Debug, Default)]
 struct Run {
     /// None: it is not known.
-    statement: Option<KnownStatement>,
+    statement: Option<Arc<Statement>>,
+    text: KeptText,
     /// The database that it selects.
     database: Option<Box<[u8]>>,
+}
+
+/// The text of a statement that runs, for the log.
+#[derive(Debug, Default)]
+enum KeptText {
+    #[default]
+    None,
+    Sent(SentText),
+    Prepared(Rc<PreparedStatement>),
 }
 
 impl Content {
     fn runs(mut runs: IntoIter<Run>) -> Self {
         Self::Runs(runs.next().unwrap_or_default(), runs)
+    }
+
+    /// The statement that is prepared, or runs now. None: there is none, or it is not known.
+    fn statement(&self) -> Option<&Arc<Statement>> {
+        match self {
+            Self::Prepares(prepared) => Some(&prepared.known.statement),
+            Self::Runs(run, _) => run.statement.as_ref(),
+            Self::Other | Self::Selects(_) => None,
+        }
+    }
+
+    /// The text of this statement. None: it was not kept.
+    fn sent_text(&self) -> Option<Cow<'_, SentText>> {
+        let text_of = |prepared: &PreparedStatement| Some(Cow::Owned(SentText::new(&prepared.text)));
+        match self {
+            Self::Prepares(prepared) => text_of(prepared),
+            Self::Runs(Run { text: KeptText::Prepared(prepared), .. }, _) => text_of(prepared),
+            Self::Runs(Run { text: KeptText::Sent(text), .. }, _) => Some(Cow::Borrowed(text)),
+            Self::Runs(Run { text: KeptText::None, .. }, _) | Self::Other | Self::Selects(_) => None,
+        }
     }
 }
 
@@ -116,6 +139,7 @@ impl SessionStatements {
             has_attributes,
             commands: VecDeque::new(),
             prepared: HashMap::new(),
+            is_last_refused: false,
             database: database.into(),
             node_connection_id: None,
             moves: 0,
@@ -174,11 +198,42 @@ impl SessionStatements {
             _ => Content::Other,
         };
         let since = self.is_collecting().then(Instant::now);
-        self.commands.push_back(RunningCommand { command, since, request_bytes: 0, content });
+        let (permit, must_log) = (None, false);
+        self.commands.push_back(RunningCommand { command, since, request_bytes: 0, content, permit, must_log });
     }
 
-    /// The request of the newest command is complete.
-    pub(crate) fn on_request(&mut self, collector: &StatementCollector, request: &Request<'_>) {
+    /// The text of COM_QUERY or COM_STMT_PREPARE. None: another command, or invalid attributes.
+    pub(crate) fn text<'a>(&self, payload: &'a [u8]) -> Option<&'a [u8]> {
+        statement_text(payload, self.has_attributes)
+    }
+
+    /// The selected database. Empty: none.
+    pub(crate) fn database(&self) -> &[u8] {
+        &self.database
+    }
+
+    /// The prepared statement that a command names. None: it is not known.
+    pub(crate) fn prepared(&self, payload: &[u8]) -> Option<&Rc<PreparedStatement>> {
+        let id = statement_id(payload)?;
+        if id == LAST_PREPARED {
+            let preparing = |command: &'_ RunningCommand| matches!(command.content, Content::Prepares(_));
+            if let Some(Content::Prepares(statement)) =
+                self.commands.iter().rev().find(|command| preparing(command)).map(|command| &command.content)
+            {
+                return Some(statement).filter(|_| !self.is_last_refused);
+            }
+            return self.prepared.get(&id).filter(|_| !self.is_last_refused);
+        }
+        self.prepared.get(&id)
+    }
+
+    /// The module has answered a request to prepare a statement.
+    pub(crate) fn on_prepare_refused(&mut self) {
+        self.is_last_refused = true;
+    }
+
+    /// The request of the newest command is complete. `permit`: what it uses of limits.
+    pub(crate) fn on_request(&mut self, collector: &StatementCollector, request: &Request<'_>, permit: Option<Permit>) {
         let payload = request.payload();
         let Some(command) = payload.first().map(|command| Command::from(*command)) else { return };
         let content = match command {
@@ -187,10 +242,12 @@ impl SessionStatements {
                 return; // it has ended already
             }
             Command::Query => {
-                let Some(text) = statement_text(&payload, self.has_attributes) else { return };
+                let Some(text) = self.text(&payload) else { return };
                 let is_collecting = self.is_collecting();
+                let keeps_texts = is_collecting && statement_log::keeps_texts();
                 let runs = sql_text::statements(text).map(|text| Run {
-                    statement: is_collecting.then(|| KnownStatement::new(collector, text)),
+                    statement: is_collecting.then(|| Arc::clone(&collector.identify(text).statement)),
+                    text: if keeps_texts { KeptText::Sent(SentText::new(text)) } else { KeptText::None },
                     database: sql_text::may_begin_with(text, b"use")
                         .then(|| sql_text::used_database(text))
                         .flatten()
@@ -198,17 +255,30 @@ impl SessionStatements {
                 });
                 Content::runs(runs.collect::<Vec<_>>().into_iter())
             }
-            Command::Prepare => Content::Prepares(KnownStatement::new(collector, &payload[1..])),
+            Command::Prepare => {
+                self.is_last_refused = false;
+                Content::Prepares(collector.prepare(&payload[1..]))
+            }
             Command::InitDb => Content::Selects(payload[1..].into()),
             Command::Execute | Command::BulkExecute => {
-                let statement = statement_id(&payload).and_then(|id| self.prepared.get(&id)).cloned();
-                Content::Runs(Run { statement, database: None }, Vec::new().into_iter())
+                let prepared = self.prepared(&payload);
+                let statement = prepared.map(|prepared| Arc::clone(&prepared.known.statement));
+                let text = prepared.map_or(KeptText::None, |prepared| KeptText::Prepared(Rc::clone(prepared)));
+                Content::Runs(Run { statement, text, database: None }, Vec::new().into_iter())
             }
             _ => return, // such as a change of user
         };
         if let Some(newest) = self.commands.back_mut() {
             newest.request_bytes = request.len();
             newest.content = content;
+            newest.permit = permit;
+        }
+    }
+
+    /// A rule wants the newest command in the log.
+    pub(crate) fn log_newest(&mut self) {
+        if let Some(newest) = self.commands.back_mut() {
+            newest.must_log = true;
         }
     }
 
@@ -217,8 +287,8 @@ impl SessionStatements {
         if let Some(RunningCommand { content: Content::Prepares(statement), .. }) = self.commands.front()
             && self.prepared.len() < MAX_PREPARED
         {
-            self.prepared.insert(LAST_PREPARED, statement.clone());
-            self.prepared.insert(id, statement.clone());
+            self.prepared.insert(LAST_PREPARED, Rc::clone(statement));
+            self.prepared.insert(id, Rc::clone(statement));
         }
     }
 
@@ -255,11 +325,10 @@ impl SessionStatements {
     ) {
         let (Some(oldest), Some(client)) = (self.commands.front_mut(), &self.client) else { return };
         let Some(since) = oldest.since else { return };
-        let (known, is_run) = match &oldest.content {
-            Content::Prepares(known) => (Some(known), false),
-            Content::Runs(run, _) => (run.statement.as_ref(), true),
-            Content::Other | Content::Selects(_) => return,
-        };
+        if matches!(oldest.content, Content::Other | Content::Selects(_)) {
+            return;
+        }
+        let is_run = matches!(oldest.content, Content::Runs(..));
         let now = Instant::now();
         let error_code = if let CommandOutcome::Error(code) = outcome { Some(code) } else { None };
         let execution = Execution {
@@ -270,10 +339,10 @@ impl SessionStatements {
             microseconds: u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX),
         };
         if is_run && super::has_statistics() {
-            collector.record(known.map(|known| &known.statement), &client.user, node, &execution);
+            collector.record(oldest.content.statement(), &client.user, node, &execution);
         }
-        if statement_log::may_log(execution.microseconds, execution.is_error) {
-            statement_log::push(&StatementRecord {
+        if oldest.must_log || statement_log::may_log(execution.microseconds, execution.is_error) {
+            let record = StatementRecord {
                 time: SystemTime::now(),
                 kind: kind_of(oldest.command),
                 error_code,
@@ -289,9 +358,10 @@ impl SessionStatements {
                 rows: execution.rows,
                 request_bytes: execution.request_bytes,
                 response_bytes: execution.response_bytes,
-                statement: known.map(|known| &*known.statement),
-                sent_text: known.and_then(|known| known.text.as_deref()),
-            });
+                statement: oldest.content.statement().map(|statement| &**statement),
+                sent_text: oldest.content.sent_text(),
+            };
+            statement_log::push(&record, oldest.must_log);
         }
         oldest.since = Some(now);
         oldest.request_bytes = 0;

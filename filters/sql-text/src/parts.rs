@@ -1,0 +1,135 @@
+//! What some statements contain: the text of `PREPARE`, and the database of `USE`.
+
+use std::ops::Range;
+
+use crate::scanner::{Scanner, TokenKind};
+use crate::text::unescape;
+
+/// What `PREPARE name FROM ...` prepares.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PreparedText {
+    /// A text.
+    Literal {
+        /// The content of the string.
+        content: Vec<u8>,
+        /// Where the string, with its quotes, is in the statement.
+        range: Range<usize>,
+    },
+    /// The value of a variable, which the session knows.
+    Variable,
+}
+
+/// The text that a `PREPARE` statement prepares. None: the statement is another one.
+#[must_use]
+pub fn prepared_text(sql: &[u8]) -> Option<PreparedText> {
+    let mut tokens = Tokens::new(sql);
+    tokens.word(b"prepare")?;
+    tokens.name()?;
+    tokens.word(b"from")?;
+    let (kind, range) = tokens.next()?;
+    match kind {
+        TokenKind::UserVariable => Some(PreparedText::Variable),
+        TokenKind::String if matches!(sql[range.start], b'\'' | b'"') => {
+            let mut content = Vec::with_capacity(range.len());
+            unescape(&sql[range.start + 1..range.end - 1], sql[range.start], &mut content);
+            Some(PreparedText::Literal { content, range })
+        }
+        _ => None,
+    }
+}
+
+/// The database that a `USE` statement selects. None: the statement is another one.
+#[must_use]
+pub fn used_database(sql: &[u8]) -> Option<Vec<u8>> {
+    let mut tokens = Tokens::new(sql);
+    tokens.word(b"use")?;
+    tokens.name()?;
+    Some(tokens.literal)
+}
+
+/// The string with this content, for TiDB's default SQL mode.
+#[must_use]
+pub fn quoted_string(content: &[u8]) -> Vec<u8> {
+    let mut quoted = Vec::with_capacity(content.len() + 2);
+    quoted.push(b'\'');
+    for byte in content {
+        if matches!(byte, b'\'' | b'\\') {
+            quoted.push(*byte);
+        }
+        quoted.push(*byte);
+    }
+    quoted.push(b'\'');
+    quoted
+}
+
+struct Tokens<'a> {
+    scanner: Scanner<'a>,
+    /// The text of the last token.
+    literal: Vec<u8>,
+}
+
+impl<'a> Tokens<'a> {
+    fn new(sql: &'a [u8]) -> Self {
+        Self { scanner: Scanner::new(sql), literal: Vec::new() }
+    }
+
+    fn next(&mut self) -> Option<(TokenKind, Range<usize>)> {
+        self.literal.clear();
+        let (kind, start) = self.scanner.next(&mut self.literal)?;
+        Some((kind, start..self.scanner.at))
+    }
+
+    fn word(&mut self, word: &[u8]) -> Option<()> {
+        let (kind, _) = self.next()?;
+        (kind == TokenKind::Identifier && self.literal.eq_ignore_ascii_case(word)).then_some(())
+    }
+
+    fn name(&mut self) -> Option<()> {
+        let (kind, _) = self.next()?;
+        matches!(kind, TokenKind::Identifier | TokenKind::QuotedIdentifier).then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn content(sql: &str) -> Option<String> {
+        match prepared_text(sql.as_bytes())? {
+            PreparedText::Literal { content, range } => {
+                assert!(matches!(sql.as_bytes()[range.start], b'\'' | b'"') && range.end <= sql.len());
+                Some(String::from_utf8_lossy(&content).into_owned())
+            }
+            PreparedText::Variable => Some("@".into()),
+        }
+    }
+
+    #[test]
+    fn text_of_prepare_is_found() {
+        let cases = [
+            ("prepare s from 'select 1'", Some("select 1")),
+            ("/* a */PREPARE `s s`/**/FROM\"select \\'a\\', ''b'' \"\"\";", Some("select 'a', ''b'' \"")),
+            ("prepare s from @v", Some("@")),
+            ("/*!prepare*/ s from @`a b`", Some("@")),
+            ("prepare s from", None),
+            ("prepare s from 'select", None),
+            ("prepare s from b'01'", None),
+            ("execute s", None),
+            ("", None),
+        ];
+        for (sql, expected) in cases {
+            assert_eq!(content(sql).as_deref(), expected, "{sql}");
+        }
+        for text in ["it's", "a\\", "", "\"\n"] {
+            let sql = [b"prepare s from ", &*quoted_string(text.as_bytes())].concat();
+            assert_eq!(content(&String::from_utf8_lossy(&sql)).as_deref(), Some(text));
+        }
+    }
+
+    #[test]
+    fn database_of_use_is_found() {
+        assert_eq!(used_database(b" use Shop;"), Some(b"Shop".to_vec()));
+        assert_eq!(used_database(b"USE/**/`a``b`"), Some(b"a`b".to_vec()));
+        assert_eq!((used_database(b"user x"), used_database(b"use 'x'")), (None, None));
+    }
+}
