@@ -212,7 +212,7 @@ class Settings(SettingsSection):
     backup: BackupSettings = section(BackupSettings, "Backup nodes.")
     drain: DrainSettings = section(DrainSettings, "Draining and removal of nodes.")
     module: ModuleSettings = section(ModuleSettings, "Switches of parts of the module.")
-    statements: StatementSettings = section(StatementSettings, "Statistics of statements.")
+    statements: StatementSettings = section(StatementSettings, "Statistics and log of statements.")
     migration: MigrationSettings = section(MigrationSettings, "Session migration.")
     rebalance: RebalanceSettings = section(RebalanceSettings, "Rebalancing of existing sessions.")
     rollouts: RolloutSettings = section(RolloutSettings, "Rolling operations.")

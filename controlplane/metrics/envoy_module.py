@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS, ModuleReport, Traffic
+from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS, LogCounts, ModuleReport, Traffic
 
 _LE_BOUNDS = (*(str(bound) for bound in LATENCY_BOUNDS_SECONDS), "+Inf")
 
@@ -59,7 +59,13 @@ def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
         dropped.add_metric([report.envoy], report.dropped_series)
         for node, ejection in report.ejections.items():
             ejected.add_metric([report.envoy, node, ejection.reason], ejection.since)
-    yield from (info, dropped, ejected, *_login_log_families(all_reports))
+    yield from (
+        info,
+        dropped,
+        ejected,
+        *_login_log_families(all_reports),
+        *_statement_log_families(all_reports),
+    )
     rows = [
         ([report.envoy, node], traffic) for report in all_reports for node, traffic in report.nodes.items()
     ]
@@ -85,12 +91,35 @@ def _login_log_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
         "Failed attempts to write or rotate the login log. The lines are kept and retried.",
         labels=["envoy"],
     )
-    for report in reports:
-        if report.login_log is not None:
-            lines.add_metric([report.envoy, "written"], report.login_log.written)
-            lines.add_metric([report.envoy, "dropped"], report.login_log.dropped)
-            errors.add_metric([report.envoy], report.login_log.write_errors)
+    _add_log_counts(lines, errors, ((report.envoy, report.login_log) for report in reports))
     yield from (lines, errors)
+
+
+def _statement_log_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
+    lines = CounterMetricFamily(
+        "tidevoy_statement_log_lines",
+        "Statements of the statement log, by result. Dropped ones had no room in the queue, or could not be"
+        " written before the log was closed.",
+        labels=["envoy", "result"],
+    )
+    errors = CounterMetricFamily(
+        "tidevoy_statement_log_write_errors",
+        "Failed attempts to write or rotate the statement log. The statements are kept and retried.",
+        labels=["envoy"],
+    )
+    _add_log_counts(lines, errors, ((report.envoy, report.statement_log) for report in reports))
+    yield from (lines, errors)
+
+
+def _add_log_counts(
+    lines: CounterMetricFamily, errors: CounterMetricFamily, counts: Iterable[tuple[str, LogCounts | None]]
+) -> None:
+    """Add the counts of a log, by Envoy."""
+    for envoy, log in counts:
+        if log is not None:
+            lines.add_metric([envoy, "written"], log.written)
+            lines.add_metric([envoy, "dropped"], log.dropped)
+            errors.add_metric([envoy], log.write_errors)
 
 
 def _logins_and_latency(rows: Iterable[tuple[list[str], Traffic]]) -> Iterator[Metric]:

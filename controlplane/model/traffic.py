@@ -108,11 +108,11 @@ class Ejection:
 
 
 @dataclass(frozen=True, slots=True)
-class LoginLogCounts:
-    """What the login log of an Envoy has written and lost since the Envoy started."""
+class LogCounts:
+    """What a log of an Envoy has written and lost since the Envoy started."""
 
-    written: int = 0  # lines
-    dropped: int = 0  # lines
+    written: int = 0  # lines of the login log, statements in the statement log
+    dropped: int = 0
     write_errors: int = 0
 
 
@@ -165,7 +165,8 @@ class ModuleReport:
     runtime_off: frozenset[str] = frozenset()  # the SWITCHES that Envoy's own runtime has switched off
     limits: Mapping[str, LimitUsage] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
     dropped_series: int = 0
-    login_log: LoginLogCounts | None = None  # None: the log has been off since the Envoy started
+    login_log: LogCounts | None = None  # None: the log has been off since the Envoy started
+    statement_log: LogCounts | None = None  # likewise
     session_counts: SessionCounts | None = None
     is_first: bool = False
 

@@ -31,7 +31,7 @@ from controlplane.model.traffic import (
     EJECT_REASONS,
     Ejection,
     LazyTrafficByNode,
-    LoginLogCounts,
+    LogCounts,
     ModuleReport,
     SessionCounts,
     Traffic,
@@ -63,7 +63,8 @@ _LIMIT_FIELDS = {
 }
 _RECENT_WINDOW_SECONDS = 60.0  # "recent" values cover the last one to two windows
 _FLUSH_SECONDS = 1.0  # all messages of one flush arrive within this time
-_LOGIN_LOG_FIELDS = frozenset(field.name for field in fields(LoginLogCounts))
+_LOGS = ("login_log", "statement_log")
+_LOG_FIELDS = frozenset(field.name for field in fields(LogCounts))
 _INSTANCE_PATTERN = re.compile(r"[0-9a-f]{16}")
 
 
@@ -142,7 +143,7 @@ class TelemetryStream:
         self._rejections: dict[tuple[str, str], int] = {}
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._runtime_off: frozenset[str] = frozenset()
-        self._login_log: LoginLogCounts | None = None
+        self._logs: dict[str, LogCounts] = {}  # by name; a log that has been off has none
         self._is_ending = self._has_ended = False
         self._limits: dict[str, LimitUsage] = {}  # by name of the rule
         self._quotas_before: dict[str, int] = {}  # of `_limits` at the previous report
@@ -259,10 +260,10 @@ class TelemetryStream:
             self._is_ending = value >= _ENDING_PHASE
         elif name == "has_ended":
             self._has_ended = bool(value)
-        elif name == "login_log_lines":
-            return self._apply_login_log(labels.get("result", ""), value)
-        elif name == "login_log_write_errors":
-            return self._apply_login_log("write_errors", value)
+        elif name.endswith("_log_lines"):
+            return self._apply_log(name.removesuffix("_lines"), labels.get("result", ""), value)
+        elif name.endswith("_log_write_errors"):
+            return self._apply_log(name.removesuffix("_write_errors"), "write_errors", value)
         elif name in _LIMIT_FIELDS:
             return self._apply_limit(_LIMIT_FIELDS[name], labels.get("rule", ""), value)
         elif name == "ejected_since":
@@ -275,10 +276,12 @@ class TelemetryStream:
         self._runtime_off = self._runtime_off | {part} if is_off else self._runtime_off - {part}
         return True
 
-    def _apply_login_log(self, field: str, value: int) -> bool:
-        if field not in _LOGIN_LOG_FIELDS:
+    def _apply_log(self, log: str, field: str, value: int) -> bool:
+        if log not in _LOGS:
+            return True  # a log of a later module
+        if field not in _LOG_FIELDS:
             return False
-        self._login_log = replace(self._login_log or LoginLogCounts(), **{field: value})
+        self._logs[log] = replace(self._logs.get(log, LogCounts()), **{field: value})
         return True
 
     def _apply_limit(self, field: str, rule: str, value: int) -> bool:
@@ -329,7 +332,8 @@ class TelemetryStream:
             runtime_off=self._runtime_off,
             limits=self._limit_usages(),
             dropped_series=self._dropped,
-            login_log=self._login_log,
+            login_log=self._logs.get("login_log"),
+            statement_log=self._logs.get("statement_log"),
             session_counts=session_counts,
             is_first=is_first,
         )

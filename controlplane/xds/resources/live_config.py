@@ -83,6 +83,8 @@ def _new_keys(plan: Plan, settings: Settings, overrides: SwitchOverrides) -> dic
     if login_log.path is not None:
         path = str(login_log.path)
         keys["login_log"] = {"path": path, "max_bytes": login_log.max_bytes, "keep": login_log.keep}
+    if settings.statements.log.path is not None:
+        keys["statement_log"] = settings.statements.log.model_dump(mode="json")
     return keys
 
 

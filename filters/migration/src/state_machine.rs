@@ -127,6 +127,12 @@ impl Migration {
         self.wait_timeout
     }
 
+    /// The target's id of its connection; None before its greeting.
+    #[must_use]
+    pub const fn target_connection_id(&self) -> Option<u32> {
+        self.target_login.connection_id()
+    }
+
     /// The current step.
     #[must_use]
     pub const fn step(&self) -> MigrationStep {

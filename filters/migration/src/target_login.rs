@@ -82,6 +82,7 @@ pub struct TargetLogin {
     sequence: u8,
     /// Restores the states. Sent after the login.
     restore_statement: Option<Rc<RestoreStatement>>,
+    connection_id: Option<u32>,
 }
 
 impl TargetLogin {
@@ -96,6 +97,7 @@ impl TargetLogin {
             phase: TargetLoginPhase::Greeting,
             sequence: 1,
             restore_statement: None,
+            connection_id: None,
         }
     }
 
@@ -135,6 +137,12 @@ impl TargetLogin {
         );
         self.sequence = self.sequence.wrapping_add(1);
         Ok(login.into())
+    }
+
+    /// The node's id of the connection; None before its greeting.
+    #[must_use]
+    pub const fn connection_id(&self) -> Option<u32> {
+        self.connection_id
     }
 
     /// Whether the login has succeeded. Meaningless after a failure.
@@ -190,6 +198,7 @@ impl TargetLogin {
         if message.sequence != 0 {
             return Err(LoginFailure::ProtocolError);
         }
+        self.connection_id = Some(greeting.connection_id);
         let needed = handshake_response::capabilities(&self.identity.handshake_head(false));
         if !greeting.capabilities.understood().has(needed) {
             return Err(LoginFailure::MissingCapabilities);

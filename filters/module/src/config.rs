@@ -5,7 +5,7 @@ mod live;
 
 pub(crate) use live::{
     KeepaliveConfig, LimitConfig, LiveConfig, LoginLogConfig, MigrationLimitsConfig, NodeInfo, Settings,
-    StatementsConfig,
+    StatementLogConfig, StatementLogFormat, StatementsConfig,
 };
 
 use std::path::PathBuf;
@@ -237,6 +237,7 @@ fn check_version(version: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::line_log::LogTarget;
 
     fn session(json: &str) -> Result<SessionFilterConfig, String> {
         parse(json.as_bytes())
@@ -274,11 +275,19 @@ mod tests {
         assert!(read.offload && read.migration, "both are on unless the control plane says otherwise");
         // The control plane omits these values: controlplane/config/sql.py.
         assert_eq!((read.wait_for_node, read.max_waiting_logins, read.ready), (5.0, 10_000.0, true));
-        assert_eq!(read.login_log, None);
+        assert_eq!((read.login_log, read.statement_log), (None, None));
         let log = r#"{"path":"/log/logins.log","max_bytes":65536,"keep":2}"#;
         let read = live(&whole.replace("NODES", &format!(r#"[],"login_log":{log}"#))).expect("a valid configuration");
         let login_log = read.and_then(|published| published.login_log).expect("a login log");
         assert_eq!(login_log, LoginLogConfig { path: "/log/logins.log".into(), max_bytes: 65536.0, keep: 2.0 });
+        let log = r#"{"path":"/log/s.log","format":"tidb","threshold":0.3,"sample":0.5,"errors":true,"redact":false,
+            "max_bytes":65536,"keep":2}"#;
+        let read =
+            live(&whole.replace("NODES", &format!(r#"[],"statement_log":{log}"#))).expect("a valid configuration");
+        let read = read.and_then(|published| published.statement_log).expect("a statement log");
+        let target = LogTarget { path: "/log/s.log".into(), max_bytes: 65536, kept_files: 2 };
+        assert_eq!((read.target(), read.format), (target, StatementLogFormat::Tidb));
+        assert_eq!((read.threshold, read.sample, read.errors, read.redact), (0.3, 0.5, true, false));
         let off = whole.replace("NODES", r#"[],"offload":false,"migration":false"#);
         let read = live(&off).expect("a valid configuration").expect("published values");
         assert!(!read.offload && !read.migration);

@@ -12,7 +12,7 @@
 //! [`live_config`] applies the configuration that the control plane changes while Envoy runs: the nodes, and
 //! [`live_settings`].
 //! [`rules`] has the rules that block, limit, rewrite or log statements.
-//! [`login_log`] writes a line for each login.
+//! [`login_log`] writes a line for each login, and [`statement_log`] one for each slow statement.
 //! [`statements`] reports statistics of statements.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
@@ -31,6 +31,7 @@ mod ejection;
 mod envoy_drain;
 mod filter;
 mod hosts;
+mod line_log;
 mod live_config;
 mod live_settings;
 mod login_failover;
@@ -56,6 +57,7 @@ mod rules;
 mod sentinels;
 mod session;
 mod slot;
+mod statement_log;
 mod statements;
 mod states_memory;
 mod switches;

@@ -15,7 +15,7 @@ use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 use crate::config::{self, NodeInfo, seconds};
 use crate::live_settings;
 use crate::switches::{self, Switches};
-use crate::{connection_limits, login_log, rules, statements, wakers};
+use crate::{connection_limits, login_log, rules, statement_log, statements, wakers};
 
 /// The listener filter that carries the configuration. It lets all connections pass.
 pub(crate) struct LiveConfigFilter;
@@ -97,6 +97,7 @@ pub(crate) fn on_received(config: config::LiveConfig) {
         max_waiting_logins: published.max_waiting_logins as u64,
     };
     login_log::configure(published.login_log);
+    statement_log::configure(published.statement_log);
     statements::configure(published.statements);
     connection_limits::publish(&published.limits);
     rules::configure(published.rules);

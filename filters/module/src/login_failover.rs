@@ -118,6 +118,8 @@ impl LoginFailover {
     }
 
     fn give_up(&self, session: &Rc<Session>) {
+        let node_connection_id = self.attempt.borrow().node_connection_id();
+        session.with_login(|login| login.set_node_connection_id(node_connection_id));
         session.resume_login();
         self.return_to_first_node();
         self.upstream.receive_login(&self.full_error);

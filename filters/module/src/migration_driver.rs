@@ -191,6 +191,11 @@ impl MigrationDriver {
         self.migration.borrow().wait_timeout()
     }
 
+    /// The target's id of its connection. None: it has not greeted.
+    pub(crate) fn target_connection_id(&self) -> Option<u32> {
+        self.migration.borrow().target_connection_id()
+    }
+
     /// Whether the session no longer needs its old node.
     pub(crate) fn is_without_old_node(&self) -> bool {
         self.migration.borrow().is_without_old_node()

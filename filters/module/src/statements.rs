@@ -2,6 +2,7 @@
 //!
 //! [`session`] follows the statements of one session. [`collector`] sums them in one worker. The main thread takes the
 //! sums of all workers ([`window`]), and sends them to the control plane ([`report`]).
+//! [`crate::statement_log`] logs single statements.
 
 mod collector;
 mod messages;
@@ -12,13 +13,15 @@ mod session;
 mod window;
 
 pub(crate) use collector::{KnownStatement, StatementCollector};
-pub(crate) use session::SessionStatements;
+pub(crate) use rows::Statement;
+pub(crate) use session::{ClientConnection, SessionStatements};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::config::{StatementsConfig, seconds};
+use crate::statement_log;
 
 /// How statistics are reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,8 +44,14 @@ pub(crate) fn configure(config: Option<StatementsConfig>) {
     *CONFIG.lock().unwrap_or_else(PoisonError::into_inner) = config;
 }
 
-/// Whether statistics are collected. Called for each read from a client, so it must be cheap.
+/// Whether executions are observed, for statistics or for the log. Called for each read from a client, so it must be
+/// cheap.
 pub(crate) fn is_on() -> bool {
+    has_statistics() || statement_log::is_on()
+}
+
+/// Whether statistics are collected.
+fn has_statistics() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 

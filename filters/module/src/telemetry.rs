@@ -1,11 +1,12 @@
 //! The reporter: reports all counts to Envoy once a second, as labelled metrics. Envoy's stats sink sends them to the
 //! control plane.
 
+mod log_counters;
+
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
@@ -21,9 +22,10 @@ use crate::node::{
 use crate::sentinels::Sentinels;
 use crate::statements::report::StatementReporter;
 use crate::{
-    clock, connection_limits, deadlines, envoy_drain, filter, live_settings, login_log, readiness, refresh, rules,
-    states_memory, switches, wakers,
+    clock, connection_limits, deadlines, envoy_drain, filter, line_log, live_settings, login_log, readiness, refresh,
+    rules, statement_log, states_memory, switches, wakers,
 };
+use log_counters::LogCounters;
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -68,8 +70,8 @@ pub(crate) struct Reporter {
     drain_phase: Gauge,
     has_ended: Gauge,
     drain: DrainController,
-    login_log_lines: Counter,
-    login_log_write_errors: Counter,
+    login_log: LogCounters,
+    statement_log: LogCounters,
     limit_connections: Gauge,
     limit_quota: Gauge,
     limit_over_quota: Gauge,
@@ -84,8 +86,6 @@ pub(crate) struct Reporter {
     reported_at: Cell<Option<Duration>>,
     /// For each node, the last reported value of each series, in order.
     reported: RefCell<HashMap<String, Vec<u64>>>,
-    /// The last reported counts of the login log: lines written, lines dropped, write errors.
-    reported_login_log: Cell<[u64; 3]>,
 }
 
 impl Reporter {
@@ -113,8 +113,8 @@ impl Reporter {
             drain_phase: metrics.gauge("drain_phase", &[])?,
             has_ended: metrics.gauge("has_ended", &[])?,
             drain: DrainController::default(),
-            login_log_lines: metrics.counter("login_log_lines", &["result"])?,
-            login_log_write_errors: metrics.counter("login_log_write_errors", &[])?,
+            login_log: LogCounters::new(metrics, "login_log")?,
+            statement_log: LogCounters::new(metrics, "statement_log")?,
             limit_connections: metrics.gauge("limit_connections", &["rule"])?,
             limit_quota: metrics.gauge("limit_quota", &["rule"])?,
             limit_over_quota: metrics.gauge("limit_over_quota", &["rule"])?,
@@ -126,14 +126,14 @@ impl Reporter {
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
             reported: RefCell::default(),
-            reported_login_log: Cell::default(),
         })
     }
 
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION, instance()], 1);
         metrics.put(self.states_bytes, &[], states_memory::used() as u64);
-        self.report_login_log(metrics);
+        self.login_log.report(metrics, login_log::is_on(), login_log::LOG.counts());
+        self.statement_log.report(metrics, statement_log::is_on(), statement_log::LOG.counts());
         for (part, by, is_off) in switches::switched_off() {
             metrics.put(self.switched_off, &[part, by], u64::from(is_off));
         }
@@ -150,19 +150,6 @@ impl Reporter {
         for node in node::all_nodes() {
             self.report_node(metrics, &node);
         }
-    }
-
-    /// Reports zeros, too, as soon as the log is on: a series that begins with another value shows no increase.
-    fn report_login_log(&self, metrics: &Metrics) {
-        let counts = &login_log::COUNTS;
-        let now = [&counts.written, &counts.dropped, &counts.write_errors].map(|count| count.load(Ordering::Relaxed));
-        if !login_log::is_on() && now == [0; 3] {
-            return;
-        }
-        let before = self.reported_login_log.replace(now);
-        metrics.add(self.login_log_lines, &["written"], now[0] - before[0]);
-        metrics.add(self.login_log_lines, &["dropped"], now[1] - before[1]);
-        metrics.add(self.login_log_write_errors, &[], now[2] - before[2]);
     }
 
     fn report_limits(&self, metrics: &Metrics) {
@@ -319,7 +306,7 @@ impl Extension for Reporter {
 
     fn shutdown(&self) {
         self.sentinels.stop();
-        login_log::stop();
+        line_log::stop(&[&login_log::LOG, &statement_log::LOG]);
         refresh::stop_all();
     }
 }

@@ -407,6 +407,7 @@ impl CommandTracker {
     /// A result is complete; more results may follow.
     fn finish_result(&mut self, status: u16, observer: &mut impl CommandObserver) {
         self.status = status;
+        observer.on_transaction_reported(status & status::IN_TRANSACTION != 0);
         let follows = status & status::MORE_RESULTS != 0;
         match self.outstanding.front() {
             Some((command, _)) if follows && response_shape(command) == ResponseShape::Results => {

@@ -28,6 +28,9 @@ const SALT: usize = 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
     pub capabilities: Capabilities,
+    /// The server's id of the connection, as `CONNECTION_ID()` and `SHOW PROCESSLIST` show it: its low half, if the
+    /// server has ids of 64 bits.
+    pub connection_id: u32,
     /// The salt with which clients hash or encrypt a password: 20 bytes, or 8 if the server sends no more.
     pub salt: Vec<u8>,
     /// The range of the plugin's name; empty if there is none.
@@ -48,6 +51,7 @@ impl Greeting {
             return None;
         }
         let version = payload.iter().skip(1).position(|&byte| byte == 0)?;
+        let connection_id = u32::from_le_bytes(*payload.get(1 + version + 1..)?.first_chunk()?);
         let first_salt = 1 + version + 1 + 4;
         let low = first_salt + FIRST_SALT + 1;
         let mut salt = payload.get(first_salt..first_salt + FIRST_SALT)?.to_vec();
@@ -75,7 +79,15 @@ impl Greeting {
             }
         }
         let capabilities = Capabilities(bits);
-        capabilities.has(Capabilities::PROTOCOL_41).then_some(Self { capabilities, salt, plugin, low, high, extended })
+        capabilities.has(Capabilities::PROTOCOL_41).then_some(Self {
+            capabilities,
+            connection_id,
+            salt,
+            plugin,
+            low,
+            high,
+            extended,
+        })
     }
 
     /// Replaces the capabilities in `payload`, from which `self` was parsed, and clears the MariaDB capabilities that
@@ -132,6 +144,7 @@ mod tests {
         assert_eq!(greeting.salt, b"abcdefghijklmnopqrst");
         assert_eq!(&payload[greeting.plugin.clone()], b"caching_sha2_password");
         assert_eq!(greeting.capabilities, Capabilities(BITS | 1));
+        assert_eq!(greeting.connection_id, 7);
     }
 
     #[test]

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.fake_servers import run_fake_server
-from tests.support.module.bootstrap import Host, ModuleConfig, write_live_config
-from tests.support.module.envoy import OK_PAYLOAD, ModuleEnvoy, connect_logged_in, run_envoy, with_timeout
+from tests.support.module.envoy import OK_PAYLOAD, connect_logged_in, with_timeout
 from tests.support.module.login_log import (
     change_user,
     log_in_as,
@@ -23,6 +18,7 @@ from tests.support.module.login_log import (
     subset,
     wait_for_lines,
 )
+from tests.support.module.switchable_envoy import run_switchable
 from tests.support.small_disk import small_disk
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
@@ -30,36 +26,6 @@ from tests.support.waiting import wait_until
 WRITTEN, DROPPED = ("login_log_lines", "written"), ("login_log_lines", "dropped")
 WRITE_ERRORS = ("login_log_write_errors",)
 LONG_NAME = b"\xff" * 256  # one line has 3 kB, because each of these bytes is escaped
-
-
-class SwitchableLog:
-    """An Envoy whose login log can be changed while it runs."""
-
-    def __init__(self, envoy: ModuleEnvoy, endpoints: Path, host: Host) -> None:
-        self.envoy, self._endpoints, self._host = envoy, endpoints, host
-
-    async def apply(self, live_settings: Mapping[str, Any]) -> None:
-        """Change the live settings, and wait until Envoy has applied them."""
-        pattern = "tidevoy.live-config.config_reload$"
-        before = await self.envoy.stats(pattern)
-        write_live_config(self._endpoints, [self._host], live_settings)
-
-        async def is_applied() -> bool:
-            return await self.envoy.stats(pattern) != before
-
-        await wait_until(is_applied)
-
-
-@asynccontextmanager
-async def run_switchable(
-    directory: Path, live_settings: Mapping[str, Any] | None = None
-) -> AsyncIterator[SwitchableLog]:
-    endpoints = directory / "endpoints.json"
-    config = ModuleConfig(endpoints=endpoints, live_settings=live_settings or {})
-    async with run_fake_server(serve_users) as node:
-        host = Host(node.endpoint, "n")
-        async with run_envoy(directory, [host], config, workers=2) as envoy:
-            yield SwitchableLog(envoy, endpoints, host)
 
 
 async def is_alive(client: RawClient) -> bool:
@@ -77,7 +43,7 @@ def files_of(log: Path) -> list[Path]:
 
 async def test_log_is_switched_while_sessions_go_on(tmp_path: Path) -> None:
     one, other = tmp_path / "one.log", tmp_path / "other.log"
-    async with run_switchable(tmp_path) as switchable:
+    async with run_switchable(serve_users, tmp_path) as switchable:
         session, _ = await log_in_as(switchable.envoy, b"a")
         threads = switchable.envoy.thread_names()
         assert "tidevoy-logins" not in threads
@@ -97,7 +63,7 @@ async def test_log_is_switched_while_sessions_go_on(tmp_path: Path) -> None:
 
 async def test_module_rotates_the_file(tmp_path: Path) -> None:
     log = tmp_path / "logins.log"
-    async with run_switchable(tmp_path, login_log(log, max_bytes=10_000, keep=2)) as switchable:
+    async with run_switchable(serve_users, tmp_path, login_log(log, max_bytes=10_000, keep=2)) as switchable:
         client, _ = await log_in_as(switchable.envoy, b"app")
         for _ in range(12):
             assert await change_user(client, LONG_NAME, LONG_NAME) == OK_PAYLOAD
@@ -109,7 +75,7 @@ async def test_module_rotates_the_file(tmp_path: Path) -> None:
 
 async def test_renamed_file_gets_no_more_lines(tmp_path: Path) -> None:
     log, renamed = tmp_path / "logins.log", tmp_path / "renamed.log"
-    async with run_switchable(tmp_path, login_log(log)) as switchable:
+    async with run_switchable(serve_users, tmp_path, login_log(log)) as switchable:
         await log_in_as(switchable.envoy, b"before")
         await wait_for_lines(log, 1)
         log.rename(renamed)
@@ -119,7 +85,7 @@ async def test_renamed_file_gets_no_more_lines(tmp_path: Path) -> None:
 
 
 async def test_standard_output_gets_lines_and_is_not_rotated(tmp_path: Path) -> None:
-    async with run_switchable(tmp_path, login_log("/dev/stdout", max_bytes=1)) as switchable:
+    async with run_switchable(serve_users, tmp_path, login_log("/dev/stdout", max_bytes=1)) as switchable:
         envoy = switchable.envoy
         for user in (b"first-user", b"second-user"):
             await log_in_as(envoy, user)
@@ -130,7 +96,7 @@ async def test_standard_output_gets_lines_and_is_not_rotated(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/no/such/directory/logins.log"])
 async def test_errors_are_counted_and_logged_once(tmp_path: Path, path: str) -> None:
-    async with run_switchable(tmp_path, login_log(path)) as switchable:
+    async with run_switchable(serve_users, tmp_path, login_log(path)) as switchable:
         envoy = switchable.envoy
         session = await connect_logged_in(envoy)
 
@@ -149,7 +115,7 @@ async def test_errors_are_counted_and_logged_once(tmp_path: Path, path: str) -> 
 async def test_lines_appear_again_when_the_disk_has_space(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         log = disk.path / "logins.log"
-        async with run_switchable(tmp_path, login_log(log)) as switchable:
+        async with run_switchable(serve_users, tmp_path, login_log(log)) as switchable:
             envoy = switchable.envoy
             session, _ = await log_in_as(envoy, b"before")
             await wait_for_lines(log, 1)
@@ -176,7 +142,7 @@ async def test_stalled_reader_stops_neither_sessions_nor_another_log_nor_envoy(t
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR)
     try:
-        async with run_switchable(tmp_path, login_log(fifo)) as switchable:
+        async with run_switchable(serve_users, tmp_path, login_log(fifo)) as switchable:
             envoy = switchable.envoy
             client, _ = await log_in_as(envoy, b"app")
 

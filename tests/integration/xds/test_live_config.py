@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,10 +72,10 @@ async def is_served(test_bed: XdsTestBed) -> bool:
     return packet[0] == 0x0A
 
 
-async def set_login_log(test_bed: XdsTestBed, path: Path | None) -> None:
-    """Change the setting, and wait until Envoy has applied it."""
+async def change_settings(test_bed: XdsTestBed, settings: dict[str, Any]) -> None:
+    """Change the settings, and wait until Envoy has applied them."""
     before = test_bed.status.published_version
-    test_bed.server.configure(test_bed.with_settings({"sql": {"login_log": {"path": path}}}))
+    test_bed.server.configure(test_bed.with_settings(settings))
     await wait_until(lambda: test_bed.status.published_version != before)
     await wait_until(test_bed.is_acked)
 
@@ -112,12 +113,28 @@ async def test_login_log_is_switched_on_and_off_without_closing_sessions(
         async with connect_client(test_bed) as session:
             assert (await with_timeout(session.login()))[0] == 0
             for path in (log, None):
-                await set_login_log(test_bed, path)
+                await change_settings(test_bed, {"sql": {"login_log": {"path": path}}})
                 async with connect_client(test_bed) as client:
                     assert (await with_timeout(client.login()))[0] == 0
             (line,) = await wait_for_lines(log, 1)
             assert subset(line, "user", "node", "result") == ("root", "a:4000", "ok")
             assert (await with_timeout(session.send_command(0x0E)))[0] == 0
+        assert rejections(test_bed) == []
+
+
+async def test_statement_log_is_switched_on_without_closing_sessions(
+    tmp_path: Path, ports: Ports, envoy_process: StartEnvoy, delta: bool
+) -> None:
+    log = tmp_path / "statements.log"
+    async with run_test_bed(ports, envoy_process, delta=delta) as (test_bed, node):
+        await test_bed.publish(plan_with(node))
+        await wait_until(lambda: is_served(test_bed))
+        async with connect_client(test_bed) as session:
+            assert (await with_timeout(session.login()))[0] == 0
+            await change_settings(test_bed, {"statements": {"log": {"path": log, "threshold": 0}}})
+            assert (await with_timeout(session.send_command(0x03, b"select 1")))[0] == 0
+            (line,) = await wait_for_lines(log, 1)
+            assert subset(line, "user", "node", "text") == ("root", "a:4000", "select ?")
         assert rejections(test_bed) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -83,13 +84,14 @@ def test_ejection_is_exported_with_reason_and_time() -> None:
     assert registry.get_sample_value("tidevoy_node_ejected_since", labels) == 1000
 
 
-def test_login_log_is_exported_if_it_is_on() -> None:
-    written = metric_family("tidevoy.login_log_lines", 7, result="written")
+@pytest.mark.parametrize("log", ["login_log", "statement_log"])
+def test_log_is_exported_if_it_is_on(log: str) -> None:
+    written = metric_family(f"tidevoy.{log}_lines", 7, result="written")
     registry = registry_of(report("one", *all_families(A)), report("two", written))
     for labels, value in (({"result": "written"}, 7), ({"result": "dropped"}, 0)):
-        assert registry.get_sample_value("tidevoy_login_log_lines_total", {"envoy": "two"} | labels) == value
-        assert registry.get_sample_value("tidevoy_login_log_lines_total", {"envoy": "one"} | labels) is None
-    assert registry.get_sample_value("tidevoy_login_log_write_errors_total", {"envoy": "two"}) == 0
+        assert registry.get_sample_value(f"tidevoy_{log}_lines_total", {"envoy": "two"} | labels) == value
+        assert registry.get_sample_value(f"tidevoy_{log}_lines_total", {"envoy": "one"} | labels) is None
+    assert registry.get_sample_value(f"tidevoy_{log}_write_errors_total", {"envoy": "two"}) == 0
 
 
 def test_dropped_series_are_counted() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.limits import LimitUsage
-from controlplane.model.traffic import Ejection, LoginLogCounts, ModuleReport, SessionCounts, Traffic
+from controlplane.model.traffic import Ejection, LogCounts, ModuleReport, SessionCounts, Traffic
 from controlplane.observe.envoy_reports.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 from tests.support.controlplane.telemetry_messages import (
@@ -78,17 +78,24 @@ def test_parts_that_envoys_runtime_switches_off_are_reported() -> None:
     assert flush(stream, switch("offload", 0), switch("migration", 0)).runtime_off == frozenset()
 
 
-def test_counts_of_the_login_log_are_reported_once_the_log_is_on() -> None:
+@pytest.mark.parametrize("log", ["login_log", "statement_log"])
+def test_counts_of_a_log_are_reported_once_the_log_is_on(log: str) -> None:
     def lines(result: str, value: int) -> bytes:
-        return metric_family("tidevoy.login_log_lines", value, result=result)
+        return metric_family(f"tidevoy.{log}_lines", value, result=result)
+
+    def counts(report: ModuleReport) -> LogCounts | None:
+        return {"login_log": report.login_log, "statement_log": report.statement_log}.pop(log)
 
     stream = new_stream()
-    assert flush(stream).login_log is None
-    assert flush(stream, lines("written", 0)).login_log == LoginLogCounts()
-    errors = metric_family("tidevoy.login_log_write_errors", 2)
+    assert counts(flush(stream)) is None
+    assert counts(flush(stream, lines("written", 0))) == LogCounts()
+    errors = metric_family(f"tidevoy.{log}_write_errors", 2)
     report = flush(stream, lines("written", 7), lines("dropped", 3), errors, lines("lost", 1))
-    assert (report.login_log, report.dropped_series) == (LoginLogCounts(7, 3, 2), 1)
-    assert flush(stream, lines("written", 8)).login_log == LoginLogCounts(8, 3, 2)
+    assert (counts(report), report.dropped_series) == (LogCounts(7, 3, 2), 1)
+    assert counts(flush(stream, lines("written", 8))) == LogCounts(8, 3, 2)
+    assert [report.login_log, report.statement_log].count(None) == 1
+    later = metric_family("tidevoy.other_log_lines", 1, result="written")
+    assert flush(stream, later).dropped_series == report.dropped_series
 
 
 def test_use_of_limits_is_reported_by_rule() -> None:

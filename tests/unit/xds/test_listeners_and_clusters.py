@@ -155,6 +155,27 @@ def test_live_config_has_the_login_log_if_it_is_on() -> None:
     assert login_log(path="/dev/stdout", max_bytes=0, keep=0) == expected
 
 
+def test_live_config_has_the_statement_log_if_it_is_on() -> None:
+    def statement_log(**values: Any) -> Any:
+        settings = Settings.model_validate({"statements": {"log": values}})
+        published = json.loads(live_configs.render_live_config(Plan(), [], settings, ""))["published"]
+        return published.get("statement_log")
+
+    assert statement_log() is statement_log(threshold=0) is None
+    defaults = {
+        "format": "json",
+        "threshold": 0.3,
+        "sample": 1.0,
+        "errors": False,
+        "redact": True,
+        "max_bytes": 100 << 20,
+        "keep": 5,
+    }
+    assert statement_log(path="/log/statements") == {"path": "/log/statements"} | defaults
+    changed = {"format": "tidb", "threshold": 0.0, "sample": 0.25, "errors": True, "redact": False, "keep": 0}
+    assert statement_log(path="/log/s", **changed) == {"path": "/log/s"} | defaults | changed
+
+
 def test_live_config_has_the_limits_of_the_plan() -> None:
     def limits(*plans: LimitPlan) -> Any:
         plan = Plan(limits={limit.rule.name: limit for limit in plans})
@@ -173,7 +194,13 @@ def test_live_config_has_the_limits_of_the_plan() -> None:
 
 def test_earlier_modules_get_no_keys_that_they_would_reject() -> None:
     rule = LimitRule("etl", "batch", max_connections=3)
-    settings = Settings.model_validate({"sql": {"login_log": {"path": "/log/logins"}}, "end": {"wait": 5}})
+    settings = Settings.model_validate(
+        {
+            "sql": {"login_log": {"path": "/log/logins"}},
+            "statements": {"log": {"path": "/log/statements"}},
+            "end": {"wait": 5},
+        }
+    )
     text = live_configs.render_live_config(
         Plan(limits={"etl": LimitPlan(rule)}),
         [],

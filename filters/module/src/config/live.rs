@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::{ClientSocketConfig, LoginLimitsConfig, NodeSocketConfig, ProxyRulesConfig, check_version, parse};
+use crate::line_log::LogTarget;
 
 /// The `live_config` listener filter: the configuration that may change while Envoy runs.
 #[derive(Debug, Deserialize)]
@@ -51,6 +52,9 @@ pub(crate) struct Published {
     /// None: logins are not logged.
     #[serde(default)]
     pub(crate) login_log: Option<LoginLogConfig>,
+    /// None: statements are not logged.
+    #[serde(default)]
+    pub(crate) statement_log: Option<StatementLogConfig>,
     /// None: no statistics of statements are collected.
     #[serde(default)]
     pub(crate) statements: Option<StatementsConfig>,
@@ -76,6 +80,46 @@ pub(crate) struct LoginLogConfig {
     pub(crate) max_bytes: f64,
     /// How many rotated files are kept.
     pub(crate) keep: f64,
+}
+
+impl From<LoginLogConfig> for LogTarget {
+    fn from(config: LoginLogConfig) -> Self {
+        Self { path: config.path, max_bytes: config.max_bytes as u64, kept_files: config.keep as u32 }
+    }
+}
+
+/// The log of statements.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StatementLogConfig {
+    pub(crate) path: PathBuf,
+    pub(crate) format: StatementLogFormat,
+    /// Statements that take at least as many seconds are logged.
+    pub(crate) threshold: f64,
+    /// The fraction of these statements that is logged.
+    pub(crate) sample: f64,
+    /// Whether failed statements are all logged.
+    pub(crate) errors: bool,
+    /// Whether literals are replaced.
+    pub(crate) redact: bool,
+    /// The size at which the module rotates the file; 0: never.
+    pub(crate) max_bytes: f64,
+    /// How many rotated files are kept.
+    pub(crate) keep: f64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StatementLogFormat {
+    Json,
+    /// That of TiDB's slow log.
+    Tidb,
+}
+
+impl StatementLogConfig {
+    pub(crate) fn target(&self) -> LogTarget {
+        LogTarget { path: self.path.clone(), max_bytes: self.max_bytes as u64, kept_files: self.keep as u32 }
+    }
 }
 
 /// The statistics of statements.

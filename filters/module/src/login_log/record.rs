@@ -1,20 +1,20 @@
 //! The line of one login.
 //!
-//! The names come from the client, which may not even have a password. So the line consists of printable ASCII
-//! characters: JSON escapes hide all others, among them line breaks and the control characters of terminals.
+//! The names come from the client, which may not even have a password, so what [`json`] escapes matters.
 
 use std::borrow::Cow;
-use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use mysql_proto::login_names::LoginNames;
 use serde::{Serialize, Serializer};
 
+use crate::line_log::json;
+
 /// A login or a change of user that has ended.
 #[derive(Serialize)]
 pub(crate) struct LoginRecord<'a> {
-    #[serde(serialize_with = "write_time")]
+    #[serde(serialize_with = "json::write_time")]
     pub(crate) time: SystemTime,
     /// `login` or `change_user`.
     pub(crate) kind: &'static str,
@@ -26,15 +26,15 @@ pub(crate) struct LoginRecord<'a> {
     pub(crate) error_code: Option<u16>,
     #[serde(flatten, serialize_with = "write_names")]
     pub(crate) names: Option<&'a LoginNames>,
-    #[serde(serialize_with = "write_address")]
+    #[serde(serialize_with = "json::write_address")]
     pub(crate) client: Option<SocketAddr>,
     /// The address that the client has connected to.
-    #[serde(serialize_with = "write_address")]
+    #[serde(serialize_with = "json::write_address")]
     pub(crate) listener: Option<SocketAddr>,
     pub(crate) node: Option<&'a str>,
     /// None: the client's connection has no TLS.
     pub(crate) tls: Option<TlsRecord>,
-    #[serde(rename = "duration_ms", serialize_with = "write_milliseconds")]
+    #[serde(rename = "duration_ms", serialize_with = "json::write_milliseconds")]
     pub(crate) duration: Duration,
     pub(crate) connection_id: u64,
 }
@@ -50,37 +50,8 @@ pub(crate) struct TlsRecord {
 impl LoginRecord<'_> {
     /// The line, with its line break.
     pub(crate) fn to_line(&self) -> Vec<u8> {
-        let mut line = Vec::with_capacity(512);
-        let mut serializer = serde_json::Serializer::with_formatter(&mut line, AsciiFormatter);
-        // Serializing cannot fail: writing to memory cannot, and all keys are strings.
-        let _ = self.serialize(&mut serializer);
-        line.push(b'\n');
-        line
+        json::to_line(self)
     }
-}
-
-/// Compact JSON that escapes all characters except printable ASCII characters.
-struct AsciiFormatter;
-
-impl serde_json::ser::Formatter for AsciiFormatter {
-    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
-        const DELETE: char = '\x7f';
-        let is_printable = |character: char| character.is_ascii() && character != DELETE;
-        let mut rest = fragment;
-        while let Some(special) = rest.find(|character| !is_printable(character)) {
-            writer.write_all(&rest.as_bytes()[..special])?;
-            let character = rest[special..].chars().next().unwrap_or_default();
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                write!(writer, "\\u{unit:04x}")?;
-            }
-            rest = &rest[special + character.len_utf8()..];
-        }
-        writer.write_all(rest.as_bytes())
-    }
-}
-
-fn write_time<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&humantime::format_rfc3339_millis(*time))
 }
 
 fn write_names<S: Serializer>(names: &Option<&LoginNames>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -93,18 +64,6 @@ fn write_names<S: Serializer>(names: &Option<&LoginNames>, serializer: S) -> Res
     let user = names.map(|names| text(names.user()));
     let database = names.map(|names| text(names.database())).filter(|database| !database.is_empty());
     Names { user, database }.serialize(serializer)
-}
-
-/// A dual-stack listener has IPv6 addresses for IPv4 clients. The line has the IPv4 address.
-fn write_address<S: Serializer>(address: &Option<SocketAddr>, serializer: S) -> Result<S::Ok, S::Error> {
-    match address {
-        Some(address) => serializer.collect_str(&SocketAddr::new(address.ip().to_canonical(), address.port())),
-        None => serializer.serialize_none(),
-    }
-}
-
-fn write_milliseconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(duration.as_micros() as f64 / 1000.0)
 }
 
 #[cfg(test)]

@@ -367,13 +367,17 @@ impl Session {
     fn create_traffic(&self, capabilities: Capabilities) {
         let taken = self.with_session_login(|login| {
             let database = login.relay.as_ref().and_then(Login::names).map(|names| names.database().to_vec());
-            (login.relay.as_mut().and_then(Login::take_response), login.has_plain_node_side, database)
+            let node_connection_id = login.relay.as_ref().and_then(Login::node_connection_id);
+            let response = login.relay.as_mut().and_then(Login::take_response);
+            (response, login.has_plain_node_side, database, node_connection_id)
         });
-        let Some((response, has_plain_node_side, database)) = taken else { return };
+        let Some((response, has_plain_node_side, database, node_connection_id)) = taken else { return };
         let identity = response.and_then(|response| Identity::from_handshake_response(&response, capabilities));
         self.identity.set(identity);
         let database = database.unwrap_or_default();
-        self.traffic.replace(Some(Traffic::new(capabilities, has_plain_node_side, &database)));
+        let mut traffic = Traffic::new(capabilities, has_plain_node_side, &database);
+        traffic.commands.statements.set_node_connection_id(node_connection_id);
+        self.traffic.replace(Some(traffic));
     }
 
     pub(super) fn start_traffic(self: &Rc<Self>) {

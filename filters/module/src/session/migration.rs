@@ -301,6 +301,8 @@ impl Session {
                     self.clear_plain_node_side();
                 }
                 let migrations = self.migration.record_migration(clock::now());
+                let id = driver.target_connection_id();
+                self.with_traffic(|traffic| traffic.commands.statements.on_migrated(migrations, id));
                 if let Some(filter) = self.logged_filter() {
                     filter.set_metadata(METADATA, "node", &to.shared.name);
                     filter.set_metadata_number(METADATA, "moves", f64::from(migrations));

@@ -16,7 +16,8 @@ use mysql_proto::tracker::TrackerState;
 use super::Session;
 use super::identity;
 use crate::commands::{ChangeUserResult, Commands};
-use crate::{rules, statements};
+use crate::rules;
+use crate::statements::{self, ClientConnection};
 
 /// What becomes of a held request.
 pub(crate) enum Decision {
@@ -92,8 +93,14 @@ impl Session {
 
     /// The client's bytes up to the end of this request were tracked.
     pub(crate) fn on_request(&self, request: &Request<'_>) {
-        let permit = self.take_permit();
-        self.with_traffic(|traffic| traffic.commands.statements.on_request(&self.worker.statements, request, permit));
+        let (permit, must_log) = (self.take_permit(), self.take_must_log());
+        self.with_traffic(|traffic| {
+            let statements = &mut traffic.commands.statements;
+            statements.on_request(&self.worker.statements, request, permit);
+            if must_log {
+                statements.log_newest();
+            }
+        });
     }
 
     /// Decides about a held request.
@@ -148,14 +155,15 @@ impl Session {
         }
     }
 
-    /// Collects statistics of statements or not, as the control plane wants.
+    /// Observes executions or not, as the control plane wants.
     fn follow_statements_switch(&self, commands: &mut Commands) {
         let is_on = statements::is_on();
         if commands.statements.is_collecting() == is_on {
             return;
         }
         if is_on {
-            commands.statements.collect(&self.worker.statements, &self.user());
+            let client = ClientConnection { id: self.id, address: self.addresses().map(|(client, _)| client) };
+            commands.statements.collect(&self.worker.statements, &self.user(), client);
         } else {
             commands.statements.stop_collecting();
         }

@@ -30,6 +30,8 @@ const UNKNOWN_STATEMENT: u16 = 1243;
 pub(super) struct SessionRules {
     /// What the request that is about to pass uses of limits.
     permit: RefCell<Option<Permit>>,
+    /// The rules want the request that is about to pass in the log.
+    must_log: Cell<bool>,
     /// Since when the next request waits for a limit.
     waiting_since: Cell<Option<Instant>>,
     retry: RefCell<Option<Retry>>,
@@ -94,6 +96,7 @@ impl Session {
         if let Err(decision) = self.acquire(&active, &limits, request) {
             return decision;
         }
+        self.rules.must_log.set(verdict.must_log);
         match text {
             None => Decision::Pass,
             Some(text) => {
@@ -189,6 +192,11 @@ impl Session {
         let weak = Rc::downgrade(&owner);
         let deadline = Deadline::new(&self.worker.deadlines, time, &weak);
         self.rules.retry.replace(Some(Retry { _deadline: deadline, _owner: owner }));
+    }
+
+    /// Whether the rules want the request that passes now in the log.
+    pub(super) fn take_must_log(&self) -> bool {
+        self.rules.must_log.take()
     }
 
     /// What the request that passes now uses of limits.

@@ -146,7 +146,7 @@ mod tests {
 
     fn rows(digests: &[u8]) -> Vec<StatementRow> {
         let row = |&digest: &u8| StatementRow {
-            statement: Some(Arc::new(Statement { digest: [digest; 32], text: format!("select {digest}") })),
+            statement: Some(Arc::new(Statement { digest: [digest; 32], text: format!("select {digest}"), length: 0 })),
             user: "u".to_owned(),
             node: "n".to_owned(),
             stats: StatementStats { count: 1, microseconds: u64::from(digest), ..StatementStats::default() },

@@ -47,16 +47,23 @@ pub(crate) struct Statement {
     pub(crate) digest: Digest,
     /// The beginning of the normalized text, at most [`MAX_TEXT_BYTES`].
     pub(crate) text: String,
+    /// Bytes of the whole normalized text.
+    pub(crate) length: usize,
 }
 
 impl Statement {
-    pub(super) fn new(normalized: &[u8]) -> Self {
+    pub(crate) fn new(normalized: &[u8]) -> Self {
         let length = (0..=normalized.len().min(MAX_TEXT_BYTES))
             .rev()
             .find(|length| std::str::from_utf8(&normalized[..*length]).is_ok())
             .unwrap_or_default();
         let text = String::from_utf8_lossy(&normalized[..length]).into_owned();
-        Self { digest: sql_text::digest(normalized), text }
+        Self { digest: sql_text::digest(normalized), text, length: normalized.len() }
+    }
+
+    /// The digest as TiDB shows it.
+    pub(crate) fn digest_text(&self) -> String {
+        self.digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -131,7 +138,7 @@ mod tests {
     const NO_LIMITS: RowLimits = RowLimits { rows: 100, bytes: 1 << 20 };
 
     fn row(digest: u8, user: &str, microseconds: u64) -> StatementRow {
-        let statement = Arc::new(Statement { digest: [digest; 32], text: format!("select {digest}") });
+        let statement = Arc::new(Statement { digest: [digest; 32], text: format!("select {digest}"), length: 0 });
         let stats = StatementStats {
             count: 1,
             microseconds,

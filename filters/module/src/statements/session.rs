@@ -3,10 +3,12 @@
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 use std::vec::IntoIter;
 
 use mysql_proto::command::Command;
@@ -19,6 +21,7 @@ use super::collector::{PreparedStatement, StatementCollector};
 use super::rows::Statement;
 use super::window::Execution;
 use crate::node::SharedNode;
+use crate::statement_log::{self, SentText, StatementRecord};
 
 /// MariaDB: the statement id that stands for the statement prepared last.
 const LAST_PREPARED: u32 = u32::MAX;
@@ -27,7 +30,7 @@ const LAST_PREPARED: u32 = u32::MAX;
 const MAX_PREPARED: usize = 65_536;
 
 /// Follows the statements of a session from its beginning. Prepared statements and the database are always known;
-/// statistics are collected only on request.
+/// executions are observed only on request.
 #[derive(Debug)]
 pub(crate) struct SessionStatements {
     /// Client and node have agreed on query attributes.
@@ -39,18 +42,41 @@ pub(crate) struct SessionStatements {
     is_last_refused: bool,
     /// The selected database. Empty: none.
     database: Box<[u8]>,
-    /// The user for statistics. None: no statistics are collected.
-    user: Option<Arc<str>>,
+    /// The node's id of the session's connection. None: not known.
+    node_connection_id: Option<u32>,
+    /// How often the session has migrated.
+    moves: u32,
+    /// Whether a transaction is open according to the last result, and according to the one before.
+    is_in_transaction: bool,
+    was_in_transaction: bool,
+    /// None: executions are not observed.
+    client: Option<Box<Client>>,
+}
+
+/// A client's connection to this Envoy.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ClientConnection {
+    pub(crate) id: u64,
+    pub(crate) address: Option<SocketAddr>,
+}
+
+#[derive(Debug)]
+struct Client {
+    user: Arc<str>,
+    connection: ClientConnection,
 }
 
 #[derive(Debug)]
 struct RunningCommand {
-    /// When the command has begun, or its result before has ended. None: no statistics are collected.
+    command: Command,
+    /// When the command has begun, or its result before has ended. None: executions are not observed.
     since: Option<Instant>,
     request_bytes: usize,
     content: Content,
     /// What the command uses of limits.
     permit: Option<Permit>,
+    /// A rule wants the command in the log.
+    must_log: bool,
 }
 
 /// What a command does.
@@ -67,13 +93,43 @@ enum Content {
 struct Run {
     /// None: it is not known.
     statement: Option<Arc<Statement>>,
+    text: KeptText,
     /// The database that it selects.
     database: Option<Box<[u8]>>,
+}
+
+/// The text of a statement that runs, for the log.
+#[derive(Debug, Default)]
+enum KeptText {
+    #[default]
+    None,
+    Sent(SentText),
+    Prepared(Rc<PreparedStatement>),
 }
 
 impl Content {
     fn runs(mut runs: IntoIter<Run>) -> Self {
         Self::Runs(runs.next().unwrap_or_default(), runs)
+    }
+
+    /// The statement that is prepared, or runs now. None: there is none, or it is not known.
+    fn statement(&self) -> Option<&Arc<Statement>> {
+        match self {
+            Self::Prepares(prepared) => Some(&prepared.known.statement),
+            Self::Runs(run, _) => run.statement.as_ref(),
+            Self::Other | Self::Selects(_) => None,
+        }
+    }
+
+    /// The text of this statement. None: it was not kept.
+    fn sent_text(&self) -> Option<Cow<'_, SentText>> {
+        let text_of = |prepared: &PreparedStatement| Some(Cow::Owned(SentText::new(&prepared.text)));
+        match self {
+            Self::Prepares(prepared) => text_of(prepared),
+            Self::Runs(Run { text: KeptText::Prepared(prepared), .. }, _) => text_of(prepared),
+            Self::Runs(Run { text: KeptText::Sent(text), .. }, _) => Some(Cow::Borrowed(text)),
+            Self::Runs(Run { text: KeptText::None, .. }, _) | Self::Other | Self::Selects(_) => None,
+        }
     }
 }
 
@@ -85,22 +141,41 @@ impl SessionStatements {
             prepared: HashMap::new(),
             is_last_refused: false,
             database: database.into(),
-            user: None,
+            node_connection_id: None,
+            moves: 0,
+            is_in_transaction: false,
+            was_in_transaction: false,
+            client: None,
         }
     }
 
-    /// Whether statistics are collected.
+    /// Whether executions are observed.
     pub(crate) fn is_collecting(&self) -> bool {
-        self.user.is_some()
+        self.client.is_some()
     }
 
-    /// Collects statistics from now on, for this user.
-    pub(crate) fn collect(&mut self, collector: &StatementCollector, user: &[u8]) {
-        self.user = Some(collector.user(user));
+    /// Observes executions from now on, for this user.
+    pub(crate) fn collect(&mut self, collector: &StatementCollector, user: &[u8], connection: ClientConnection) {
+        self.client = Some(Box::new(Client { user: collector.user(user), connection }));
     }
 
     pub(crate) fn stop_collecting(&mut self) {
-        self.user = None;
+        self.client = None;
+    }
+
+    pub(crate) fn set_node_connection_id(&mut self, id: Option<u32>) {
+        self.node_connection_id = id;
+    }
+
+    /// The session has migrated, `moves` times by now. The new node has this id for its connection.
+    pub(crate) fn on_migrated(&mut self, moves: u32, node_connection_id: Option<u32>) {
+        self.moves = moves;
+        self.node_connection_id = node_connection_id;
+    }
+
+    /// The node has reported with a result whether a transaction is open.
+    pub(crate) fn on_transaction_reported(&mut self, is_open: bool) {
+        self.is_in_transaction = is_open;
     }
 
     /// Whether [`Self::on_request`] has to see a command. `start`: its first bytes.
@@ -123,7 +198,8 @@ impl SessionStatements {
             _ => Content::Other,
         };
         let since = self.is_collecting().then(Instant::now);
-        self.commands.push_back(RunningCommand { since, request_bytes: 0, content, permit: None });
+        let (permit, must_log) = (None, false);
+        self.commands.push_back(RunningCommand { command, since, request_bytes: 0, content, permit, must_log });
     }
 
     /// The text of COM_QUERY or COM_STMT_PREPARE. None: another command, or invalid attributes.
@@ -168,8 +244,10 @@ impl SessionStatements {
             Command::Query => {
                 let Some(text) = self.text(&payload) else { return };
                 let is_collecting = self.is_collecting();
+                let keeps_texts = is_collecting && statement_log::keeps_texts();
                 let runs = sql_text::statements(text).map(|text| Run {
                     statement: is_collecting.then(|| Arc::clone(&collector.identify(&text).statement)),
+                    text: if keeps_texts { KeptText::Sent(SentText::new(&text)) } else { KeptText::None },
                     database: sql_text::may_begin_with(&text, b"use")
                         .then(|| sql_text::used_database(&text))
                         .flatten()
@@ -182,15 +260,25 @@ impl SessionStatements {
                 Content::Prepares(collector.prepare(&payload[1..]))
             }
             Command::InitDb => Content::Selects(payload[1..].into()),
-            _ => {
-                let statement = self.prepared(&payload).map(|prepared| Arc::clone(&prepared.known.statement));
-                Content::Runs(Run { statement, database: None }, Vec::new().into_iter())
+            Command::Execute | Command::BulkExecute => {
+                let prepared = self.prepared(&payload);
+                let statement = prepared.map(|prepared| Arc::clone(&prepared.known.statement));
+                let text = prepared.map_or(KeptText::None, |prepared| KeptText::Prepared(Rc::clone(prepared)));
+                Content::Runs(Run { statement, text, database: None }, Vec::new().into_iter())
             }
+            _ => return, // such as a change of user
         };
         if let Some(newest) = self.commands.back_mut() {
             newest.request_bytes = request.len();
             newest.content = content;
             newest.permit = permit;
+        }
+    }
+
+    /// A rule wants the newest command in the log.
+    pub(crate) fn log_newest(&mut self) {
+        if let Some(newest) = self.commands.back_mut() {
+            newest.must_log = true;
         }
     }
 
@@ -212,29 +300,71 @@ impl SessionStatements {
         outcome: CommandOutcome,
         size: ResultSize,
     ) {
-        let Some(oldest) = self.commands.front_mut() else { return };
-        let Content::Runs(run, others) = &mut oldest.content else { return };
+        self.observe_result(collector, node, outcome, size);
+        self.was_in_transaction = self.is_in_transaction;
+        let Some(RunningCommand { content: Content::Runs(run, others), .. }) = self.commands.front_mut() else {
+            return;
+        };
         if outcome == CommandOutcome::Ok
             && let Some(database) = run.database.take()
         {
             self.database = database;
         }
-        if let (Some(user), Some(since)) = (&self.user, oldest.since) {
-            let now = Instant::now();
-            let execution = Execution {
-                is_error: matches!(outcome, CommandOutcome::Error(_)),
-                rows: size.rows,
-                request_bytes: oldest.request_bytes as u64,
-                response_bytes: size.bytes,
-                microseconds: u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX),
-            };
-            collector.record(run.statement.as_ref(), user, node, &execution);
-            oldest.since = Some(now);
-            oldest.request_bytes = 0;
-        }
         if let Some(next) = others.next() {
             *run = next;
         }
+    }
+
+    /// Counts and logs the statement of the oldest command, if executions are observed.
+    fn observe_result(
+        &mut self,
+        collector: &StatementCollector,
+        node: &Arc<SharedNode>,
+        outcome: CommandOutcome,
+        size: ResultSize,
+    ) {
+        let (Some(oldest), Some(client)) = (self.commands.front_mut(), &self.client) else { return };
+        let Some(since) = oldest.since else { return };
+        if matches!(oldest.content, Content::Other | Content::Selects(_)) {
+            return;
+        }
+        let is_run = matches!(oldest.content, Content::Runs(..));
+        let now = Instant::now();
+        let error_code = if let CommandOutcome::Error(code) = outcome { Some(code) } else { None };
+        let execution = Execution {
+            is_error: error_code.is_some(),
+            rows: size.rows,
+            request_bytes: oldest.request_bytes as u64,
+            response_bytes: size.bytes,
+            microseconds: u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX),
+        };
+        if is_run && super::has_statistics() {
+            collector.record(oldest.content.statement(), &client.user, node, &execution);
+        }
+        if oldest.must_log || statement_log::may_log(execution.microseconds, execution.is_error) {
+            let record = StatementRecord {
+                time: SystemTime::now(),
+                kind: kind_of(oldest.command),
+                error_code,
+                duration: Duration::from_micros(execution.microseconds),
+                user: &client.user,
+                database: &String::from_utf8_lossy(&self.database),
+                client: client.connection.address,
+                node: &node.name,
+                connection_id: client.connection.id,
+                node_connection_id: self.node_connection_id,
+                moves: self.moves,
+                is_in_transaction: self.was_in_transaction || self.is_in_transaction,
+                rows: execution.rows,
+                request_bytes: execution.request_bytes,
+                response_bytes: execution.response_bytes,
+                statement: oldest.content.statement().map(|statement| &**statement),
+                sent_text: oldest.content.sent_text(),
+            };
+            statement_log::push(&record, oldest.must_log);
+        }
+        oldest.since = Some(now);
+        oldest.request_bytes = 0;
     }
 
     /// The oldest command has ended.
@@ -253,8 +383,17 @@ impl SessionStatements {
     /// The user has changed. `database`: the database that was selected with it.
     pub(crate) fn on_user_changed(&mut self, collector: &StatementCollector, user: &[u8], database: &[u8]) {
         self.database = database.into();
-        if self.is_collecting() {
-            self.collect(collector, user);
+        if let Some(client) = &mut self.client {
+            client.user = collector.user(user);
         }
+    }
+}
+
+/// The name of a command in the log, which is that in the metric `commands`.
+fn kind_of(command: Command) -> &'static str {
+    match command {
+        Command::Query => "query",
+        Command::Prepare => "prepare",
+        _ => "execute",
     }
 }

@@ -54,6 +54,7 @@ pub struct LoginAttempt {
     needed: Capabilities,
     response: Vec<u8>,
     received: Vec<u8>,
+    node_connection_id: Option<u32>,
 }
 
 impl LoginAttempt {
@@ -74,6 +75,12 @@ impl LoginAttempt {
         self.login()
     }
 
+    /// The node's id of the connection; None before its greeting.
+    #[must_use]
+    pub const fn node_connection_id(&self) -> Option<u32> {
+        self.node_connection_id
+    }
+
     fn login(&self) -> Vec<u8> {
         let header = Header { length: self.response.len(), sequence: if self.ssl_request.is_some() { 2 } else { 1 } };
         [&header.bytes()[..], &self.response].concat()
@@ -92,6 +99,7 @@ impl LoginAttempt {
         let Some(greeting) = Greeting::parse(&received[HEADER..end]).filter(|_| received.len() == end) else {
             return FailoverAction::Invalid;
         };
+        self.node_connection_id = Some(greeting.connection_id);
         let offered = greeting.capabilities.understood();
         match self.ssl_request {
             _ if !offered.has(self.needed) => FailoverAction::MissingCapability,
@@ -143,7 +151,8 @@ impl Login {
         response.splice(plugin, UNKNOWN_PLUGIN.iter().copied());
         let needed = claimed.and(self.offered.understood()).without(Capabilities::SSL);
         let ssl_request = self.ssl_request.filter(|_| self.node_tls);
-        Some(LoginAttempt { phase: FailoverPhase::Greeting, ssl_request, needed, response, received: Vec::new() })
+        let phase = FailoverPhase::Greeting;
+        Some(LoginAttempt { phase, ssl_request, needed, response, received: Vec::new(), node_connection_id: None })
     }
 
     /// The sequence number of the node's answer to the client's response.

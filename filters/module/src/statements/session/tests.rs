@@ -33,6 +33,10 @@ impl CommandObserver for Observer<'_> {
         self.statements.on_prepared(statement);
     }
 
+    fn on_transaction_reported(&mut self, is_open: bool) {
+        self.statements.on_transaction_reported(is_open);
+    }
+
     fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize) {
         self.statements.on_result_ended(self.collector, self.node, outcome, size);
     }
@@ -48,9 +52,10 @@ fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
 
 impl Session {
     fn new() -> Self {
+        crate::statements::IS_ON.store(true, std::sync::atomic::Ordering::Relaxed);
         let collector = StatementCollector::default();
         let mut statements = SessionStatements::new(false, b"first");
-        statements.collect(&collector, b"app");
+        statements.collect(&collector, b"app", ClientConnection::default());
         Self {
             node: Arc::new(SharedNode::default()),
             reader: RequestReader::default(),
@@ -195,6 +200,17 @@ fn pipelined_and_split_requests_count_like_others() {
 }
 
 #[test]
+fn other_request_that_is_shown_does_not_count() {
+    let mut session = Session::new();
+    let bytes = packet(0, b"\x11other\0\0\0");
+    let request = Request::Received(&bytes);
+    session.receive_from_client(&bytes);
+    session.statements.on_request(&session.collector, &request, None);
+    session.answer(&[OK]);
+    assert_eq!(session.seen(), []);
+}
+
+#[test]
 fn statement_that_is_too_long_counts_as_unknown() {
     let mut session = Session::new();
     session.send(0x03, &[b'1'; 2 * 1024 * 1024]);
@@ -232,8 +248,25 @@ fn statement_that_was_prepared_before_statistics_were_collected_is_known() {
     session.answer(&[&[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]);
     session.send(0x17, &1_u32.to_le_bytes());
     session.answer(&[OK]);
-    session.statements.collect(&session.collector, b"app");
+    session.statements.collect(&session.collector, b"app", ClientConnection::default());
     session.send(0x17, &1_u32.to_le_bytes());
     session.answer(&[OK]);
     assert_eq!(session.seen(), [row("select ?", 1, 0, 0, 9, 11)]);
+}
+
+#[test]
+fn open_transaction_is_known_from_results() {
+    const OK_IN_TRANSACTION: &[u8] = &[0, 0, 0, 3, 0, 0, 0];
+    let mut session = Session::new();
+    for (text, answer, expected) in [
+        (&b"select 1"[..], OK, false),
+        (b"begin", OK_IN_TRANSACTION, true),
+        (b"selec 1", ERROR, true),
+        (b"commit", OK, false),
+    ] {
+        session.send(0x03, text);
+        session.answer(&[answer]);
+        let statements = &session.statements;
+        assert_eq!((statements.is_in_transaction, statements.was_in_transaction), (expected, expected));
+    }
 }

@@ -21,8 +21,8 @@ impl TestLog {
     }
 
     fn open(path: &Path, keep: u32) -> LogFile {
-        let max_bytes = 3.0 * LINE.len() as f64;
-        LogFile::new(&LoginLogConfig { path: path.to_path_buf(), max_bytes, keep: f64::from(keep) })
+        let max_bytes = 3 * LINE.len() as u64;
+        LogFile::new(&LogTarget { path: path.to_path_buf(), max_bytes, kept_files: keep })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -49,8 +49,12 @@ impl TestLog {
     }
 }
 
+fn pending(lines: &[u8]) -> PendingEntries {
+    PendingEntries::new(lines.into())
+}
+
 fn append(log: &mut LogFile, text: &[u8]) -> io::Result<u64> {
-    let (mut lines, mut written) = (PendingLines::new(text.to_vec()), 0);
+    let (mut lines, mut written) = (pending(text), 0);
     log.append(&mut lines, |count| written += count).map(|()| written)
 }
 
@@ -139,25 +143,25 @@ fn file_that_another_process_rotates_gets_all_lines() {
 fn line_cut_by_an_error_is_completed_and_repeated_in_another_file() {
     let mut test = TestLog::new(2);
     test.append(LINE).expect("written");
-    let mut lines = PendingLines::new(LINE.repeat(2));
-    let write_part = |test: &mut TestLog, lines: &mut PendingLines| {
+    let mut lines = pending(&LINE.repeat(2));
+    let write_part = |test: &mut TestLog, lines: &mut PendingEntries| {
         let open = test.log.open.as_mut().expect("an open file");
         open.file.write_all(&LINE[..2]).expect("written");
         lines.advance(2);
-        open.length_inside_line = Some(open.file.metadata().expect("a file").len());
+        open.length_inside_entry = Some(open.file.metadata().expect("a file").len());
     };
     write_part(&mut test, &mut lines);
     test.log.prepare(&mut lines).expect("an open file"); // as in an attempt that writes nothing
     test.log.append(&mut lines, |_| {}).expect("written");
     assert_eq!(test.lines(), named(&[("logins", 3)]));
 
-    let mut lines = PendingLines::new(LINE.to_vec());
+    let mut lines = pending(LINE);
     write_part(&mut test, &mut lines);
     fs::write(test.path("logins"), b"").expect("truncated");
     test.log.append(&mut lines, |_| {}).expect("written");
     assert_eq!(test.lines(), named(&[("logins", 1)]));
 
-    let mut lines = PendingLines::new(LINE.to_vec());
+    let mut lines = pending(LINE);
     write_part(&mut test, &mut lines);
     fs::remove_file(test.path("logins")).expect("removed");
     test.log.append(&mut lines, |_| {}).expect("written");
@@ -168,7 +172,7 @@ fn line_cut_by_an_error_is_completed_and_repeated_in_another_file() {
 fn file_that_cannot_be_rotated_still_gets_all_lines() {
     let mut test = TestLog::new(1);
     fs::create_dir(test.path("logins.1")).expect("a directory"); // a file cannot replace a directory
-    let mut lines = PendingLines::new(LINE.repeat(5));
+    let mut lines = pending(&LINE.repeat(5));
     assert!(test.log.append(&mut lines, |_| {}).is_err());
     assert!(lines.is_empty());
     assert_eq!(fs::read(test.path("logins")).expect("a file"), LINE.repeat(5));
@@ -177,12 +181,12 @@ fn file_that_cannot_be_rotated_still_gets_all_lines() {
 #[test]
 fn error_keeps_the_lines_that_are_not_written() {
     let mut full = TestLog::open(Path::new("/dev/full"), 1);
-    let mut lines = PendingLines::new(LINE.repeat(2));
+    let mut lines = pending(&LINE.repeat(2));
     let error = full.append(&mut lines, |_| {}).expect_err("no space");
-    assert_eq!((error.kind(), lines.line_count()), (ErrorKind::StorageFull, 2));
+    assert_eq!((error.kind(), lines.count()), (ErrorKind::StorageFull, 2));
     let mut missing = TestLog::open(Path::new("/no/such/directory/logins"), 1);
     assert_eq!(missing.append(&mut lines, |_| {}).expect_err("no directory").kind(), ErrorKind::NotFound);
-    assert_eq!(lines.line_count(), 2);
+    assert_eq!(lines.count(), 2);
 }
 
 #[test]
@@ -190,8 +194,8 @@ fn lines_for_a_pipe_are_written_in_atomic_pieces_and_never_rotated() {
     let test = TestLog::new(1);
     let (mut reader, writer) = io::pipe().expect("a pipe");
     let mut log = TestLog::open(&test.path("logins"), 1);
-    log.open = Some(OpenFile { file: std::os::fd::OwnedFd::from(writer).into(), id: None, length_inside_line: None });
-    let mut lines = PendingLines::new(LINE.repeat(1000));
+    log.open = Some(OpenFile { file: std::os::fd::OwnedFd::from(writer).into(), id: None, length_inside_entry: None });
+    let mut lines = pending(&LINE.repeat(1000));
     let mut pieces = Vec::new();
     log.append(&mut lines, |count| pieces.push(count)).expect("written");
     assert_eq!(pieces, [585, 415], "4096 bytes have room for 585 lines");

@@ -1,4 +1,4 @@
-//! The thread that writes the lines. Only this thread touches the disk.
+//! The thread that writes the entries. Only this thread touches the disk.
 
 use std::io;
 use std::sync::Arc;
@@ -6,25 +6,32 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use super::LogCounts;
 use super::file::LogFile;
-use super::pending::PendingLines;
-use super::queue::LineQueue;
-use super::{COUNTS, LoginLogCounts};
+use super::pending::PendingEntries;
+use super::queue::EntryQueue;
 
-/// Time between two batches of lines. Without it, each of many logins would cost a wake-up and several system calls.
+/// Time between two batches of entries. Without it, each of many entries would cost a wake-up and several system calls.
 const BATCH_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Time between two attempts to write the same lines.
+/// Time between two attempts to write the same entries.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts the thread. The returned receiver is disconnected when the thread has ended.
-pub(super) fn start(file: LogFile, queue: Arc<LineQueue>) -> io::Result<Receiver<()>> {
+pub(super) fn start(
+    subject: &'static str,
+    thread_name: &'static str,
+    file: LogFile,
+    queue: Arc<EntryQueue>,
+    counts: &'static LogCounts,
+) -> io::Result<Receiver<()>> {
     let (running, ended) = channel::<()>();
     let run = move || {
-        Writer { file, queue: &queue, counts: &COUNTS, is_failing: false, log: write_to_envoy_log }.run();
+        let log = |path: &str, notice: &Notice<'_>| write_to_envoy_log(subject, path, notice);
+        Writer { file, queue: &queue, counts, is_failing: false, log }.run();
         drop(running);
     };
-    std::thread::Builder::new().name("tidevoy-logins".to_owned()).spawn(run)?;
+    std::thread::Builder::new().name(thread_name.to_owned()).spawn(run)?;
     Ok(ended)
 }
 
@@ -35,38 +42,38 @@ enum Notice<'a> {
     Recovered,
 }
 
-fn write_to_envoy_log(path: &str, notice: &Notice<'_>) {
+fn write_to_envoy_log(subject: &str, path: &str, notice: &Notice<'_>) {
     match notice {
         Notice::Failed(error) => {
-            envoy_abi::log!(Warn, "logins cannot be logged to {path}, and are retried every second: {error}");
+            envoy_abi::log!(Warn, "{subject} cannot be logged to {path}, and are retried every second: {error}");
         }
-        Notice::Recovered => envoy_abi::log!(Info, "logins are logged to {path} again"),
+        Notice::Recovered => envoy_abi::log!(Info, "{subject} are logged to {path} again"),
     }
 }
 
 struct Writer<'a, L: Fn(&str, &Notice<'_>)> {
     file: LogFile,
-    queue: &'a LineQueue,
-    counts: &'a LoginLogCounts,
+    queue: &'a EntryQueue,
+    counts: &'a LogCounts,
     /// Whether the last attempt has failed. Only the first failure is logged.
     is_failing: bool,
     log: L,
 }
 
 impl<L: Fn(&str, &Notice<'_>)> Writer<'_, L> {
-    /// Writes lines until the queue is closed and empty. Lines that cannot be written then are dropped.
+    /// Writes entries until the queue is closed and empty. Entries that cannot be written then are dropped.
     fn run(mut self) {
         loop {
-            let mut lines = PendingLines::new(self.queue.take());
-            if lines.is_empty() {
+            let mut entries = PendingEntries::new(self.queue.take());
+            if entries.is_empty() {
                 return; // the queue is closed
             }
-            // While lines are left, newer ones stay in the queue, whose size is limited.
-            while !self.write(&mut lines) {
+            // While entries are left, newer ones stay in the queue, whose size is limited.
+            while !self.write(&mut entries) {
                 if self.queue.wait_closed(RETRY_INTERVAL) {
-                    let is_written = self.write(&mut lines);
+                    let is_written = self.write(&mut entries);
                     if !is_written {
-                        self.counts.dropped.fetch_add(lines.line_count(), Ordering::Relaxed);
+                        self.counts.dropped.fetch_add(entries.count(), Ordering::Relaxed);
                     }
                     break;
                 }
@@ -75,10 +82,10 @@ impl<L: Fn(&str, &Notice<'_>)> Writer<'_, L> {
         }
     }
 
-    /// Returns whether all lines are written.
-    fn write(&mut self, lines: &mut PendingLines) -> bool {
+    /// Returns whether all entries are written.
+    fn write(&mut self, entries: &mut PendingEntries) -> bool {
         let counts = self.counts;
-        let result = self.file.append(lines, |written| {
+        let result = self.file.append(entries, |written| {
             counts.written.fetch_add(written, Ordering::Relaxed);
         });
         let was_failing = std::mem::replace(&mut self.is_failing, result.is_err());
@@ -98,7 +105,7 @@ impl<L: Fn(&str, &Notice<'_>)> Writer<'_, L> {
                 }
             }
         }
-        lines.is_empty()
+        entries.is_empty()
     }
 }
 

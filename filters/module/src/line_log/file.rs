@@ -1,6 +1,6 @@
-//! The file of the login log. It follows a file that was renamed, and rotates a file that has reached its size limit.
+//! The file of a log. It follows a file that was renamed, and rotates a file that has reached its size limit.
 //!
-//! Several Envoys of a machine may write to the same file: each write appends whole lines, and a rotation locks the
+//! Several Envoys of a machine may write to the same file: each write appends whole entries, and a rotation locks the
 //! file.
 
 use std::fs::{self, File, OpenOptions};
@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::pending::PendingLines;
-use crate::config::LoginLogConfig;
+use super::LogTarget;
+use super::pending::PendingEntries;
 
-/// The file has names of users, so it is not readable for everybody.
+/// The file has names of users or texts of statements, so it is not readable for everybody.
 const MODE: u32 = 0o640;
 
-/// Writes to a pipe of at most `PIPE_BUF` bytes are atomic (pipe(7)): lines of other writers do not end up within them.
+/// Writes to a pipe of at most `PIPE_BUF` bytes are atomic (pipe(7)): entries of other writers do not end up within
+/// them.
 const MAX_PIPE_WRITE_BYTES: u64 = 4096;
 
 /// The target of the log.
@@ -34,38 +35,33 @@ struct OpenFile {
     file: File,
     /// The device and inode of the file; None: standard output or standard error, which stay the same.
     id: Option<(u64, u64)>,
-    /// The size after the last write that ended within a line.
-    length_inside_line: Option<u64>,
+    /// The size after the last write that ended within an entry.
+    length_inside_entry: Option<u64>,
 }
 
 impl LogFile {
-    pub(super) fn new(config: &LoginLogConfig) -> Self {
-        Self {
-            path: config.path.clone(),
-            max_bytes: config.max_bytes as u64,
-            kept_files: config.keep as u32,
-            open: None,
-        }
+    pub(super) fn new(target: &LogTarget) -> Self {
+        Self { path: target.path.clone(), max_bytes: target.max_bytes, kept_files: target.kept_files, open: None }
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Appends all lines, and adds their number to `count`. After an error, the rest can be written by another call.
+    /// Appends all entries, and adds their number to `count`. After an error, the rest can be written by another call.
     ///
     /// # Errors
-    /// The file cannot be opened, written or rotated. If it only cannot be rotated, all lines are written nevertheless.
-    pub(super) fn append(&mut self, lines: &mut PendingLines, mut count: impl FnMut(u64)) -> io::Result<()> {
+    /// The file cannot be opened, written or rotated. If it only cannot be rotated, all entries are written nevertheless.
+    pub(super) fn append(&mut self, entries: &mut PendingEntries, mut count: impl FnMut(u64)) -> io::Result<()> {
         let mut rotation = Ok(());
-        while !lines.is_empty() {
-            let length = self.prepare(lines)?;
+        while !entries.is_empty() {
+            let length = self.prepare(entries)?;
             let mut max_bytes = match length {
                 Some(length) if self.max_bytes > 0 && rotation.is_ok() => self.max_bytes.saturating_sub(length),
                 Some(_) => u64::MAX,
                 None => MAX_PIPE_WRITE_BYTES,
             };
-            let fits = lines.is_inside_line() || lines.next(max_bytes).len() as u64 <= max_bytes;
+            let fits = entries.is_inside_entry() || entries.next(max_bytes).len() as u64 <= max_bytes;
             if !fits && length.is_some_and(|length| length > 0) {
                 match self.rotate() {
                     Ok(true) => continue,
@@ -76,14 +72,14 @@ impl LogFile {
                     }
                 }
             }
-            count(self.write(lines, max_bytes)?);
+            count(self.write(entries, max_bytes)?);
         }
         rotation
     }
 
     /// Opens the file, or opens it again if it was renamed or deleted. Returns its size; None: it is no regular file,
     /// or is standard output.
-    fn prepare(&mut self, lines: &mut PendingLines) -> io::Result<Option<u64>> {
+    fn prepare(&mut self, entries: &mut PendingEntries) -> io::Result<Option<u64>> {
         if self.open.as_ref().is_some_and(|open| open.id.is_some() && open.id != id_of(&self.path)) {
             self.open = None;
         }
@@ -94,24 +90,24 @@ impl LogFile {
         };
         let metadata = open.file.metadata()?;
         let length = (open.id.is_some() && metadata.is_file()).then_some(metadata.len());
-        // If the file is another one, or was truncated, the rest of the line would be no JSON.
-        let is_changed = is_new || length.is_some() && open.length_inside_line != length;
-        if lines.is_inside_line() && is_changed {
-            lines.restart_line();
+        // If the file is another one, or was truncated, the rest of the entry would make no sense there.
+        let is_changed = is_new || length.is_some() && open.length_inside_entry != length;
+        if entries.is_inside_entry() && is_changed {
+            entries.restart_entry();
         }
         Ok(length)
     }
 
-    /// Writes once. Returns how many lines are now complete.
-    fn write(&mut self, lines: &mut PendingLines, max_bytes: u64) -> io::Result<u64> {
+    /// Writes once. Returns how many entries are now complete.
+    fn write(&mut self, entries: &mut PendingEntries, max_bytes: u64) -> io::Result<u64> {
         let Some(open) = &mut self.open else { return Ok(0) };
         loop {
-            match open.file.write(lines.next(max_bytes)) {
+            match open.file.write(entries.next(max_bytes)) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(written) => {
-                    let complete = lines.advance(written);
-                    if lines.is_inside_line() {
-                        open.length_inside_line = open.file.metadata().ok().map(|metadata| metadata.len());
+                    let complete = entries.advance(written);
+                    if entries.is_inside_entry() {
+                        open.length_inside_entry = open.file.metadata().ok().map(|metadata| metadata.len());
                     }
                     return Ok(complete);
                 }
@@ -162,11 +158,11 @@ impl OpenFile {
             _ => None,
         };
         if let Some(standard) = standard {
-            return Ok(Self { file: standard.into(), id: None, length_inside_line: None });
+            return Ok(Self { file: standard.into(), id: None, length_inside_entry: None });
         }
         let file = OpenOptions::new().append(true).create(true).mode(MODE).open(path)?;
         let metadata = file.metadata()?;
-        Ok(Self { file, id: Some((metadata.dev(), metadata.ino())), length_inside_line: None })
+        Ok(Self { file, id: Some((metadata.dev(), metadata.ino())), length_inside_entry: None })
     }
 }
 

@@ -4,14 +4,14 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::LoginLogConfig;
+use crate::line_log::LogTarget;
 
 fn file(path: &Path) -> LogFile {
-    LogFile::new(&LoginLogConfig { path: path.to_path_buf(), max_bytes: 0.0, keep: 0.0 })
+    LogFile::new(&LogTarget { path: path.to_path_buf(), max_bytes: 0, kept_files: 0 })
 }
 
-fn counted(counts: &LoginLogCounts) -> [u64; 3] {
-    [&counts.written, &counts.dropped, &counts.write_errors].map(|count| count.load(Ordering::Relaxed))
+fn counted(counts: &LogCounts) -> [u64; 3] {
+    counts.get()
 }
 
 /// Waits until the writer has done something that another thread notices only in its result.
@@ -25,7 +25,7 @@ fn wait_until(is_done: impl Fn() -> bool) {
 fn all_lines_are_written_before_the_writer_ends() {
     let directory = TempDir::new().expect("a directory");
     let path = directory.path().join("logins");
-    let (queue, counts) = (LineQueue::default(), LoginLogCounts::default());
+    let (queue, counts) = (EntryQueue::default(), LogCounts::default());
     let writer = Writer {
         file: file(&path),
         queue: &queue,
@@ -45,7 +45,7 @@ fn writer_survives_errors_and_writes_the_lines_later() {
     let directory = TempDir::new().expect("a directory");
     let parent = directory.path().join("later");
     let path = parent.join("logins");
-    let (queue, counts, notices) = (LineQueue::default(), LoginLogCounts::default(), RefCell::default());
+    let (queue, counts, notices) = (EntryQueue::default(), LogCounts::default(), RefCell::default());
     std::thread::scope(|scope| {
         let (queue, counts, path) = (&queue, &counts, &path);
         let writer = scope.spawn(move || {
@@ -69,7 +69,7 @@ fn writer_survives_errors_and_writes_the_lines_later() {
 
 #[test]
 fn lines_that_cannot_be_written_at_the_end_are_dropped_and_counted() {
-    let (queue, counts) = (LineQueue::default(), LoginLogCounts::default());
+    let (queue, counts) = (EntryQueue::default(), LogCounts::default());
     let log = |_: &str, _: &Notice<'_>| panic!("nothing may be logged after the end");
     let writer = Writer { file: file(Path::new("/dev/full")), queue: &queue, counts: &counts, is_failing: false, log };
     assert!(queue.push(b"one\n") && queue.push(b"two\n"));
