@@ -21,6 +21,7 @@ from cli import (
     nodes,
     replicas,
     rollouts,
+    rules,
     serve,
     tokens,
 )
@@ -83,6 +84,7 @@ app.command()(config.reload)
 for name, group in (
     ("rollout", rollouts),
     ("envoys", envoys),
+    ("rules", rules),
     ("config", config),
     ("token", tokens),
     ("certificates", certificates),

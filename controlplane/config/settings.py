@@ -29,6 +29,7 @@ from controlplane.config.own_tls import ClientTls, XdsTls
 from controlplane.config.replicas import ReplicaSettings
 from controlplane.config.rollouts import RolloutSettings
 from controlplane.config.sql import BackendSettings, SqlSettings
+from controlplane.config.statements import StatementSettings
 from controlplane.config.tls import SqlTlsSettings
 from controlplane.config.types import (
     Address,
@@ -202,6 +203,7 @@ class Settings(SettingsSection):
     sql: SqlSettings = section(SqlSettings, "The port for SQL clients.")
     backend: BackendSettings = section(BackendSettings, "Connections to TiDB.")
     limits: LimitSettings = section(LimitSettings, "Limits of client connections over all Envoys.")
+    statements: StatementSettings = section(StatementSettings, "Statements.")
     tls: SqlTlsSettings = section(SqlTlsSettings, "TLS of SQL traffic.")
     health: HealthCheckSettings = section(HealthCheckSettings, "Health checks.")
     balance: BalanceSettings = section(BalanceSettings, "Load balancing.")
@@ -366,4 +368,5 @@ def build_policy(settings: Settings) -> Policy:
         balance_policy=BalancePolicy(settings.balance.policy),
         module_switches=settings.module.switches,
         limits=settings.limits.to_rules(),
+        rules=settings.statements.rule_list,
     )

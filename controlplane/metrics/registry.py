@@ -20,12 +20,13 @@ from controlplane.metrics.fleet import (
     envoy_metric_families,
     limit_metric_families,
     node_metric_families,
+    rule_metric_families,
     source_metric_families,
 )
 from controlplane.model.nodes import State, Topology
 from controlplane.model.plan import Plan
 from controlplane.model.traffic import ModuleReport
-from controlplane.model.views import EnvoyView, LimitView, NodeView
+from controlplane.model.views import EnvoyView, LimitView, NodeView, RuleView
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class MetricsSnapshot:
     is_published: bool
     module_reports: Iterable[ModuleReport] = ()
     limits: Sequence[LimitView] = ()
+    rules: Sequence[RuleView] = ()
     has_node_metrics_outage: bool = False
 
 
@@ -92,6 +94,7 @@ class Metrics(Collector):
         yield from source_metric_families(snapshot.topologies)
         yield from module_metric_families(snapshot.module_reports)
         yield from limit_metric_families(snapshot.limits)
+        yield from rule_metric_families(snapshot.rules)
         yield GaugeMetricFamily(
             "tidevoy_panic_threshold_active",
             "1 while nodes stay in service although they fail their checks (panic threshold).",

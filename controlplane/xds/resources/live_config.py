@@ -21,6 +21,7 @@ from controlplane.config.settings import Settings
 from controlplane.model.limits import LimitPlan
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import NodePlan, Plan
+from controlplane.model.rules import effective_rules
 from controlplane.version import VERSION
 from controlplane.xds.protobuf_encoding import serialise
 from controlplane.xds.resources import dynamic_module
@@ -51,10 +52,12 @@ def render_live_config(
     }
     switches = asdict(overrides.apply_to(settings.module.switches))
     limits |= {part: False for part, is_on in switches.items() if not is_on}
+    rules = ""
     if with_settings:
         limits |= _new_keys(plan, settings, overrides)
+        rules = _rules(plan, settings)
     # The text of each node is cached, because most nodes do not change from one plan to the next.
-    published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
+    published = f'{json.dumps(limits)[:-1]}{rules}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
 
 
@@ -77,6 +80,12 @@ def _new_keys(plan: Plan, settings: Settings, overrides: SwitchOverrides) -> dic
         path = str(login_log.path)
         keys["login_log"] = {"path": path, "max_bytes": login_log.max_bytes, "keep": login_log.keep}
     return keys
+
+
+def _rules(plan: Plan, settings: Settings) -> str:
+    """Return the rules for statements as a further key; empty if there are none, for earlier modules."""
+    texts = [rule.text for _, rule in effective_rules(plan.rules, settings.statements.rule_list)]
+    return f', "rules": [{",".join(texts)}]' if texts else ""
 
 
 def build_extension_config(name: str, text: str) -> bytes:
