@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,18 +14,22 @@ from cli.client import ControlPlaneClient
 from cli.errors import CliError, UsageError
 from cli.options import DEFAULT_URL, AsJson, Url
 from cli.output import format_count, print_note, print_result, sanitize, show_json, show_table
-from controlplane.config.yaml_loader import parse_yaml
+from controlplane.config.yaml_loader import parse_yaml_value
 
-app = typer.Typer(help="Show and set the rules that block, limit, rewrite or log statements.")
+app = typer.Typer(
+    help="Show and set the rules that block, limit, rewrite or log statements.", invoke_without_command=True
+)
 
 _File = Annotated[str, typer.Argument(metavar="FILE", help="A file of YAML or JSON; `-` is standard input.")]
 
 
-@app.callback(invoke_without_command=True)
-def rules(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+@app.callback()
+def show_rules(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show and set the rules that block, limit, rewrite or log statements. Without a command, list them."""
-    if context.invoked_subcommand is None:
-        list_rules(url, as_json)
+    if context.invoked_subcommand is not None:
+        os.environ["TIDEVOY_URL"] = url  # the default of the subcommand's --url
+        return
+    list_rules(url, as_json)
 
 
 @app.command("list")
@@ -89,7 +94,11 @@ def check(
 ) -> None:
     """Show what the rules would do to a statement. Nothing runs. Exit code 1: it would be blocked."""
     body: dict[str, Any] = {
-        **{"statement": statement, "user": user, "database": database, "group": group, "command": command},
+        "statement": statement,
+        "user": user,
+        "database": database,
+        "group": group,
+        "command": command,
         **({"client": client_address} if client_address is not None else {}),
         **({"rules": _read_rules(file)} if file is not None else {}),
     }
@@ -166,10 +175,8 @@ def _read_rules(file: str) -> list[Any]:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"{file} cannot be read: {error}") from None
-    # The parser of settings reads a mapping.
     name = "standard input" if file == "-" else file
-    indented = "\n".join(f" {line}" for line in text.splitlines())
-    content = parse_yaml(f"content:\n{indented}\n", name)[0].get("content")
+    content = parse_yaml_value(text, name)[0]
     if isinstance(content, dict):
         statements = content.get("statements", content)
         content = statements["rules"] if isinstance(statements, dict) and "rules" in statements else [content]
