@@ -9,9 +9,10 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, MySqlCommand, frame, frames, lenenc_bytes, ok
 from tests.support.fake_servers import Handler
-from tests.support.module.envoy import OFFERED_CAPABILITIES, accept_login, greeting_packet, with_timeout
+from tests.support.module.envoy import accept_login, greeting_packet, with_timeout
 from tests.support.tidb_sim_clients import RawClient
 
 BLOCK_FORBIDDEN = {
