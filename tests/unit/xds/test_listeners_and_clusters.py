@@ -197,7 +197,11 @@ def test_earlier_modules_get_no_keys_that_they_would_reject() -> None:
     settings = Settings.model_validate(
         {
             "sql": {"login_log": {"path": "/log/logins"}},
-            "statements": {"log": {"path": "/log/statements"}},
+            "statements": {
+                "digests": "on",
+                "log": {"path": "/log/statements"},
+                "rules": [{"name": "none", "block": {}}],
+            },
             "end": {"wait": 5},
         }
     )
@@ -208,6 +212,7 @@ def test_earlier_modules_get_no_keys_that_they_would_reject() -> None:
         "",
         SwitchOverrides(ready=False, drain=True, migration=False),
         with_settings=False,
+        with_statements=False,
     )
     published = json.loads(text)["published"]
     assert published.keys() == {"group", "login_timeout", "idle_timeout", "migration", "nodes"}
