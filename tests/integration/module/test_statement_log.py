@@ -121,9 +121,10 @@ async def test_rule_puts_statements_into_the_log(log: Path) -> None:
         await query(client, "select 3")
         await switchable.apply(statement_log(log))
         await query(client, "select a")
-        lines = await wait_for_lines(log, 3)
+        lines = await wait_for_lines(log, 4)
     assert [subset(line, "kind", "text") for line in lines] == [
         ("query", "select `wanted`"),
+        ("prepare", "update `wanted` set `a` = ?"),
         ("execute", "update `wanted` set `a` = ?"),
         ("query", "select `a`"),
     ]
