@@ -189,8 +189,8 @@ clean: ## remove all build outputs and .venv
 # `touch`, because cargo does not rewrite the module if a change of its sources does not affect it.
 $(MODULE): $(MODULE_SOURCES)
 	@RUST=$(RUST) sandbox/install.sh rust
-	@echo "Building the module and the supervisor for Envoy, $@ (the first time takes about two minutes)"
-	@cargo build --quiet --release --package tidevoy-module --package tidevoy-envoy $(CARGO)
+	@echo "Building the module and the programs for Envoy, $@ (the first time takes about two minutes)"
+	@cargo build --quiet --release --package tidevoy-module --package tidevoy-envoy --package statement-rules $(CARGO)
 	@touch $@
 
 $(LOAD_CLIENT): $(shell find bench/client filters/mysql-proto/src filters/mysql-proto/Cargo.toml -print) | $(MODULE)

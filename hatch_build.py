@@ -2,10 +2,11 @@
 
 * The `..._pb2.py` of our own `.proto` files, also for editable installs. They must match the installed
   protobuf release, so they are generated where they are used.
-* `controlplane/libtidevoy.so`, the module for Envoy, and the program `tidevoy-envoy`, the supervisor of an
-  Envoy, if cargo is available to build them. The wheel is then limited to this processor architecture and a
-  new enough C library; without them it fits every machine. TIDEVOY_MODULE=skip leaves both out. An editable
-  install never contains them: `make` builds them.
+* `controlplane/libtidevoy.so`, the module for Envoy, and the programs `tidevoy-envoy`, the supervisor of an
+  Envoy, and `tidevoy-rules`, which checks rules for statements, if cargo is available to build them. The
+  wheel is then limited to this processor architecture and a new enough C library; without them it fits every
+  machine. TIDEVOY_MODULE=skip leaves all of them out. An editable install never contains them: `make` builds
+  them.
 """
 
 # No `from __future__ import annotations`: hatchling runs this file without an entry in sys.modules, where a
@@ -40,7 +41,8 @@ S = TypeVar("S")
 
 SONAME = "libtidevoy.so"
 SHIPPED = f"controlplane/{SONAME}"
-SUPERVISOR = "tidevoy-envoy"
+PROGRAMS = ("tidevoy-envoy", "tidevoy-rules")
+PACKAGES = ("tidevoy-module", "tidevoy-envoy", "statement-rules")
 HOOKS = "envoy_dynamic_module_on_"
 # The glibc version of Red Hat 9, the oldest supported system; Envoy's image (Ubuntu 22.04) has 2.35.
 NEWEST_GLIBC = (2, 34)
@@ -140,7 +142,7 @@ def read(path: Path) -> Binary:
 
 
 def build(root: Path) -> Path | None:
-    """Build module and supervisor with cargo as `make` does. Return their directory.
+    """Build module and programs with cargo as `make` does. Return their directory.
 
     Returns None if they are skipped or there is no cargo.
 
@@ -151,7 +153,7 @@ def build(root: Path) -> Path | None:
     target = root / "filters/target"
     command = [
         *("cargo", "build", "--quiet", "--release", "--locked"),
-        *("--package", "tidevoy-module", "--package", SUPERVISOR),
+        *(option for package in PACKAGES for option in ("--package", package)),
         *("--manifest-path", str(root / "filters/Cargo.toml"), "--target-dir", str(target)),
     ]
     if subprocess.run(command, check=False).returncode != 0:
@@ -189,13 +191,14 @@ class BuildHook(BuildHookInterface[Any]):
         generate(root)
         build_data["artifacts"].extend(GENERATED)
         if self.target_name == "wheel" and version == "standard" and (built := build(root)) is not None:
-            module, supervisor = read(built / SONAME), read(built / SUPERVISOR)
+            module, programs = read(built / SONAME), [read(built / name) for name in PROGRAMS]
             module.check_as_module()
-            supervisor.check()
             build_data["force_include"][str(built / SONAME)] = SHIPPED
-            build_data["shared_scripts"][str(built / SUPERVISOR)] = SUPERVISOR
+            for program in programs:
+                program.check()
+                build_data["shared_scripts"][str(built / program.name)] = program.name
             build_data["pure_python"] = False
-            newest = max(module, supervisor, key=lambda binary: binary.glibc)
+            newest = max(module, *programs, key=lambda binary: binary.glibc)
             build_data["tag"] = f"py3-none-{newest.tag}"
 
 

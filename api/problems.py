@@ -15,18 +15,22 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from controlplane.config.rule_checks import RuleEngineUnavailable
 from controlplane.errors import (
     ConfigError,
     ConfigErrors,
     EnvoyConnected,
+    InvalidRules,
     ModuleRequired,
     NodeExists,
     RolloutRejected,
+    RuleExists,
     StateUnavailable,
     TidevoyError,
     UnknownEnvoy,
     UnknownNode,
     UnknownRollout,
+    UnknownRule,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -42,6 +46,8 @@ class ProblemKind(Enum):
     UNKNOWN_ENVOY = (404, "No Envoy has that id")
     ENVOY_CONNECTED = (409, "The Envoy is still connected")
     NEEDS_MODULE = (409, "The operation requires Tidevoy's module in every Envoy")
+    UNKNOWN_RULE = (404, "No rule has that name")
+    RULE_EXISTS = (409, "A rule has that name already")
     UNKNOWN_ROLLOUT = (404, "No rollout has that id")
     ROLLOUT_PRECONDITION_FAILED = (409, "The rollout cannot be started or continued in the current state")
     UNAUTHENTICATED = (401, "The caller is not authenticated")
@@ -152,6 +158,9 @@ _KIND_BY_ERROR: Mapping[type[TidevoyError], ProblemKind] = {
     UnknownEnvoy: ProblemKind.UNKNOWN_ENVOY,
     EnvoyConnected: ProblemKind.ENVOY_CONNECTED,
     UnknownRollout: ProblemKind.UNKNOWN_ROLLOUT,
+    UnknownRule: ProblemKind.UNKNOWN_RULE,
+    RuleExists: ProblemKind.RULE_EXISTS,
+    RuleEngineUnavailable: ProblemKind.UNAVAILABLE,
     RolloutRejected: ProblemKind.ROLLOUT_PRECONDITION_FAILED,
 }
 
@@ -173,6 +182,9 @@ async def error_response(request: Request, error: Exception) -> JSONResponse:
                 FieldProblem(field=each.key or each.where, problem=each.problem) for each in config_errors
             ]
             return problem_response(request, ProblemKind.BAD_CONFIGURATION, str(error), errors=errors)
+        case InvalidRules():
+            errors = [FieldProblem(field=place, problem=problem) for place, problem in error.problems]
+            return problem_response(request, ProblemKind.INVALID_REQUEST, str(error), errors=errors)
         case TidevoyError() if type(error) in _KIND_BY_ERROR:
             reasons = list(error.problems) if isinstance(error, RolloutRejected) else None
             return problem_response(request, _KIND_BY_ERROR[type(error)], str(error), reasons=reasons)

@@ -101,6 +101,9 @@ class ControlPlaneClient:
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         return self._call("POST", path, json=body)
 
+    def put(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._call("PUT", path, json=body)
+
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._call("PATCH", path, json=body)
 

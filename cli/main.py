@@ -21,6 +21,7 @@ from cli import (
     nodes,
     replicas,
     rollouts,
+    rules,
     serve,
     tokens,
     top,
@@ -84,6 +85,7 @@ app.command()(config.reload)
 for name, group in (
     ("rollout", rollouts),
     ("envoys", envoys),
+    ("rules", rules),
     ("config", config),
     ("token", tokens),
     ("certificates", certificates),

@@ -21,6 +21,7 @@ from pathlib import Path
 from cli.errors import CliError
 from cli.output import print_note
 from controlplane import address as addresses
+from controlplane.programs import find_program
 from controlplane.rollouts.actions.guarded_process import GuardedProcess, describe_exit
 
 SUPERVISOR = "tidevoy-envoy"
@@ -30,8 +31,6 @@ _MAX_RESTART_DELAY_SECONDS = 30.0
 _STABLE_SECONDS = 60.0  # a process that fails after more than this time is restarted without delay
 _START_TIMEOUT_SECONDS = 60.0  # for the control plane to open its xDS port
 _STOP_TIMEOUT_SECONDS = 20.0  # for the control plane to stop
-
-_IN_CHECKOUT = Path(__file__).parents[1] / "filters" / "target" / "release" / SUPERVISOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,7 @@ class EnvoyFiles:
 
 def find_programs(envoy: str) -> tuple[Path, Path]:
     """Return the supervisor and the Envoy. Raises CliError if one is not installed."""
-    beside_python = Path(sys.executable).with_name(SUPERVISOR)
-    found = shutil.which(SUPERVISOR)
-    candidates = (beside_python, *([Path(found)] if found else []), _IN_CHECKOUT)
-    supervisor = next((file for file in candidates if file.is_file()), None)
+    supervisor = find_program(SUPERVISOR)
     if supervisor is None:
         raise CliError(
             f"{SUPERVISOR} is not installed: install Tidevoy's wheel for Linux, or build it with `cargo build"

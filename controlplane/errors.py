@@ -76,6 +76,26 @@ class ListenError(TidevoyError):
         )
 
 
+class UnknownRule(TidevoyError):
+    def __init__(self, name: str, remedy: str = "`tidevoy rules` lists the known ones") -> None:
+        super().__init__(f"no rule that the API has set is named {name}; {remedy}")
+
+
+class RuleExists(TidevoyError):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"a rule that the API has set is named {name} already; remove it first, or choose another name"
+        )
+
+
+class InvalidRules(TidevoyError):
+    """Rules cannot be used. `problems` have the places in the request, and the reasons."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{place}: {problem}" for place, problem in problems))
+
+
 class StateUnavailable(TidevoyError):
     """A change could not be saved: `path` could not be written, or could not be read before the write."""
 

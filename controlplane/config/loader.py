@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from controlplane.config import certificate_checks, schema
+from controlplane.config import certificate_checks, rule_checks, schema
 from controlplane.config.schema import format_path, translate_error
 from controlplane.config.settings import Settings
 from controlplane.config.text_file import read_text
@@ -51,7 +51,10 @@ def read_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     except ValidationError as error:
         invalid_settings = [translate_error(Settings, detail) for detail in error.errors(include_url=False)]
     else:
-        invalid_settings = certificate_checks.check_certificates(settings)
+        invalid_settings = [
+            *certificate_checks.check_certificates(settings),
+            *rule_checks.check_settings(settings),
+        ]
     sources: dict[schema.SettingPath, str] = {key: f"{path}:{line}" for key, line in lines.items()}
     sources |= {setting_path: name for setting_path, (name, _) in variables.items()}
     errors = []

@@ -203,6 +203,7 @@ class Settings(SettingsSection):
     sql: SqlSettings = section(SqlSettings, "The port for SQL clients.")
     backend: BackendSettings = section(BackendSettings, "Connections to TiDB.")
     limits: LimitSettings = section(LimitSettings, "Limits of client connections over all Envoys.")
+    statements: StatementSettings = section(StatementSettings, "Statistics, log and rules of statements.")
     tls: SqlTlsSettings = section(SqlTlsSettings, "TLS of SQL traffic.")
     health: HealthCheckSettings = section(HealthCheckSettings, "Health checks.")
     balance: BalanceSettings = section(BalanceSettings, "Load balancing.")
@@ -212,7 +213,6 @@ class Settings(SettingsSection):
     backup: BackupSettings = section(BackupSettings, "Backup nodes.")
     drain: DrainSettings = section(DrainSettings, "Draining and removal of nodes.")
     module: ModuleSettings = section(ModuleSettings, "Switches of parts of the module.")
-    statements: StatementSettings = section(StatementSettings, "Statistics and log of statements.")
     migration: MigrationSettings = section(MigrationSettings, "Session migration.")
     rebalance: RebalanceSettings = section(RebalanceSettings, "Rebalancing of existing sessions.")
     rollouts: RolloutSettings = section(RolloutSettings, "Rolling operations.")
@@ -368,4 +368,5 @@ def build_policy(settings: Settings) -> Policy:
         balance_policy=BalancePolicy(settings.balance.policy),
         module_switches=settings.module.switches,
         limits=settings.limits.to_rules(),
+        rules=settings.statements.rule_list,
     )

@@ -1,11 +1,17 @@
-"""Settings of what Envoys record about SQL statements: statistics, and a log."""
+"""Settings of SQL statements: statistics, a log, and rules."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from controlplane.config.sql import EnvoyLogFile
-from controlplane.config.types import SettingsSection, section, setting
+from controlplane.config.statement_rules import StatementRuleSettings
+from controlplane.config.types import SettingsSection, reject_duplicates, section, setting
+from controlplane.model.rules import StatementRule
+
+MAX_RULES = 2000
 
 
 class StatementLogSettings(SettingsSection):
@@ -36,9 +42,10 @@ class StatementLogSettings(SettingsSection):
 
 
 class StatementSettings(SettingsSection):
-    """Statistics of SQL statements: `tidevoy top`, the console, and `GET /v1/statements`.
+    """Statements of clients, as Tidevoy's module sees them.
 
-    Envoys with the module compute TiDB's digest of each statement. Statements are shown without their values.
+    For statistics (`tidevoy top`, the console, and `GET /v1/statements`), Envoys compute TiDB's digest of
+    each statement. Statements are shown without their values.
     """
 
     digests: Literal["on", "off"] = setting("off", takes_effect="now with the module")
@@ -52,7 +59,22 @@ class StatementSettings(SettingsSection):
     metrics_digests: int = setting(20, ge=0, le=50)
     """Number of digests that `GET /metrics` shows, those with the most time."""
     log: StatementLogSettings = section(StatementLogSettings, "Log of slow and failed statements.")
+    rules: tuple[StatementRuleSettings, ...] = setting(
+        (), takes_effect="now with the module", max_length=MAX_RULES
+    )
+    """Rules that block, limit, rewrite or log statements, in their order (docs/operate/rules.md). Rules that
+    `tidevoy rules` has set come before them."""
 
     @property
     def is_on(self) -> bool:
         return self.digests == "on"
+
+    @property
+    def rule_list(self) -> tuple[StatementRule, ...]:
+        """The rules in their order."""
+        return tuple(rule.as_rule for rule in self.rules)
+
+    @model_validator(mode="after")
+    def _check_unique_names(self) -> StatementSettings:
+        reject_duplicates("rules.{}.name", [rule.name for rule in self.rules], "give each rule its own name")
+        return self

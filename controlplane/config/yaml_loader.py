@@ -49,6 +49,21 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[SettingPath, 
 
     Raises ConfigError with `name` and, if known, the line.
     """
+    content, lines = parse_yaml_value(text, name)
+    if content is None:
+        return {}, {}
+    if not isinstance(content, dict):
+        remedy = "write `key: value` lines, such as `pd:`"
+        raise ConfigError(f"{name}:{lines[()]}", "", "the file contains no settings", remedy)
+    del lines[()]
+    return content, lines
+
+
+def parse_yaml_value(text: str, name: str) -> tuple[Any, dict[SettingPath, int]]:
+    """Return the value in a YAML text (None for an empty text), and the line numbers of it and of each key.
+
+    Raises ConfigError with `name` and, if known, the line.
+    """
     try:
         loader = _CoreLoader(text)
         root = loader.get_node() if loader.check_node() else None
@@ -57,11 +72,8 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[SettingPath, 
             remedy = "put all settings into one document"
             raise ConfigError(_location(name, second), "", "a second document begins here", remedy)
         if root is None or root.tag == "tag:yaml.org,2002:null":
-            return {}, {}
-        if not isinstance(root, yaml.MappingNode):
-            remedy = "write `key: value` lines, such as `pd:`"
-            raise ConfigError(_location(name, root), "", "the file contains no settings", remedy)
-        lines: dict[SettingPath, int] = {}
+            return None, {}
+        lines: dict[SettingPath, int] = {(): root.start_mark.line + 1}
         _record_lines(root, (), name, lines)
         return loader.construct_document(root), lines
     except yaml.MarkedYAMLError as error:

@@ -66,6 +66,7 @@ def compute_plan(
         overloaded_zones,
         intents.switch_overrides,
         plan_limits(inputs, may_raise=not is_standalone),
+        intents.rules,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from controlplane.decide.balance import metric_levels
 from controlplane.decide.inputs import Inputs
@@ -15,8 +16,9 @@ from controlplane.model.limits import TOTAL
 from controlplane.model.module_switches import ALL_ON, NO_OVERRIDES, ModuleSwitches
 from controlplane.model.nodes import EMPTY_MAP, Source, State, TopologyProblem
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
+from controlplane.model.rules import RuleSource, StatementRule
 from controlplane.model.traffic import Ejection, ModuleReport, Traffic, sum_traffic
-from controlplane.model.views import DrainProgress, EnvoyLimitView, EnvoyView, LimitView, NodeView
+from controlplane.model.views import DrainProgress, EnvoyLimitView, EnvoyView, LimitView, NodeView, RuleView
 
 _NO_REBALANCE, _NO_INTENTS = RebalanceState(), Intents()
 # Ejections from an older report are not shown, because they may be over.
@@ -136,6 +138,25 @@ def limit_views(plan: Plan, facts: Facts) -> list[LimitView]:
             ),
         )
         for name, limit in sorted(plan.limits.items(), key=lambda item: (item[0] != TOTAL, item[0]))
+    ]
+
+
+def rule_views(rules: Iterable[tuple[RuleSource, StatementRule]], facts: Facts) -> list[RuleView]:
+    """Return the rules for statements in their order, and how often they applied at each Envoy."""
+    reports = sorted(facts.module_reports.items())
+    return [
+        RuleView(
+            rule,
+            source,
+            MappingProxyType(
+                {
+                    envoy: hits
+                    for envoy, report in reports
+                    if (hits := report.rule_hits.get(rule.name)) is not None
+                }
+            ),
+        )
+        for source, rule in rules
     ]
 
 

@@ -15,7 +15,8 @@ from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.nodes import TopologyProblem
 from controlplane.model.plan import NodePlan, Plan
-from controlplane.model.views import DrainProgress, EnvoyView, LimitView, NodeView
+from controlplane.model.rules import effective_rules
+from controlplane.model.views import DrainProgress, EnvoyView, LimitView, NodeView, RuleView
 from controlplane.observe.fact_store import FactStore
 from controlplane.observe.statements.collector import StatementCollector
 from controlplane.rollouts.observation import ClusterState
@@ -102,6 +103,11 @@ class ClusterView:
         """Return the limits of client connections, those of all connections first."""
         return views.limit_views(self.plan, self.facts)
 
+    def rules(self) -> list[RuleView]:
+        """Return the rules for statements in the order in which they apply."""
+        rules = effective_rules(self._intents.current.rules, self._planner.policy.rules)
+        return views.rule_views(rules, self.facts)
+
     def readiness_problems(self) -> list[str]:
         """Return why traffic cannot be served, one sentence each; empty if it can."""
         return views.readiness_problems(
@@ -138,6 +144,7 @@ class ClusterView:
             module_reports=list(facts.module_reports.values()),
             limits=self.limits(),
             statements=self._statements.top_totals(),
+            rules=self.rules(),
             has_node_metrics_outage=bool(facts.node_metrics_outage),
         )
 

@@ -17,6 +17,7 @@ from controlplane.engine.cluster_view import ClusterView
 from controlplane.engine.node_operations import NodeOperations
 from controlplane.engine.plan_saver import PlanSaver
 from controlplane.engine.planner import Planner
+from controlplane.engine.rule_operations import RuleOperations
 from controlplane.engine.statement_view import StatementView
 from controlplane.errors import ConfigError, StateUnavailable, VersionConflict
 from controlplane.events.event_log import EventLog
@@ -44,8 +45,8 @@ log = structlog.get_logger("tidevoy.engine")
 class Engine:
     """A control plane. Call every method from the event loop that runs `run`.
 
-    `cluster` and `statements` read the current state, `operations` and `rollouts` change it, and `events` is
-    the event log.
+    `cluster` and `statements` read the current state, `operations`, `rules` and `rollouts` change it, and
+    `events` is the event log.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Engine:
         self.cluster = ClusterView(clock, self._facts, self._intents, self._planner, statements)
         self.statements = StatementView(statements, self.cluster, self._replicas)
         self.operations = NodeOperations(clock, self._intents, self._planner, self.cluster)
+        self.rules = RuleOperations(self._intents, self._planner, self.operations)
         self.rollouts = RolloutService(
             self._store,
             clock=clock,

@@ -56,7 +56,7 @@ class NodeOperations:
                 intents, address, status_address=status_address, weight=weight, labels=labels or {}
             )
 
-        await self._apply(added)
+        await self.apply(added)
         return self._cluster.node(address)
 
     async def remove(self, address: str, *, force: bool = False) -> NodeView:
@@ -121,7 +121,7 @@ class NodeOperations:
             ended_at = max(self._clock(), last_seen or 0.0, status.last_seen if status is not None else 0.0)
             return intent_changes.forget_envoy(intents, envoy, ended_at, self._planner.policy.envoy_retention)
 
-        await self._apply(ended)
+        await self.apply(ended)
 
     async def set_envoy_switches(self, envoy: str, switches: Mapping[str, bool | None]) -> EnvoyView:
         """Switch parts of an Envoy's module (`ModuleSwitches`) on or off; None: the settings apply.
@@ -133,7 +133,7 @@ class NodeOperations:
             self._cluster.envoy(envoy)
             return intent_changes.override_switches(intents, envoy, switches)
 
-        await self._apply(overridden)
+        await self.apply(overridden)
         return self._cluster.envoy(envoy)
 
     def _require_module(self, operation: str, alternative: str) -> None:
@@ -152,10 +152,10 @@ class NodeOperations:
             self._cluster.node(address)  # raises if a concurrent change has deleted the node
             return change(intents)
 
-        await self._apply(checked)
+        await self.apply(checked)
         return self._cluster.node(address) if address in self._cluster.plan.nodes else before
 
-    async def _apply(self, change: IntentChange) -> None:
+    async def apply(self, change: IntentChange) -> None:
         """Store a change, and wait until the plan applies it or the timeout passes.
 
         Raises StateUnavailable or VersionConflict.

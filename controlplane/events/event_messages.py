@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,6 +11,7 @@ from controlplane.model.intents import Intents, OnDeadline
 from controlplane.model.module_switches import NO_OVERRIDES, SWITCHES, SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP, Source, State, Topology
 from controlplane.model.plan import EdsHealth, Factor, Plan
+from controlplane.model.rules import StatementRule
 from controlplane.model.traffic import ConfigRejection
 from controlplane.model.views import DrainProgress, ReloadResult
 
@@ -173,6 +174,8 @@ def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
             yield EventDraft("intent.envoy_drain", envoy, message, {"drain": now.is_drain_requested})
         if replace(past, ready=now.ready, drain=now.drain) != now:
             yield _switches_event(envoy, past, now)
+    if before.rules != after.rules:
+        yield _rules_event(before.rules, after.rules)
     # A removal also ends when a node that operators added has left the plan, or when they add it again.
     for address in before.removed.keys() - after.removed.keys() - after.added.keys() - before.added.keys():
         yield EventDraft("intent.restore", address, f"an operator cancels the removal of {address}")
@@ -189,6 +192,19 @@ def _switches_event(envoy: str, before: SwitchOverrides, after: SwitchOverrides)
     message = f"{envoy}: {', '.join(f'{part} {texts[value]}' for part, value in changes.items())}"
     data = {part: None if value is None else "on" if value else "off" for part, value in changes.items()}
     return EventDraft("intent.envoy_switches", envoy, message, data)
+
+
+def _rules_event(before: Sequence[StatementRule], after: Sequence[StatementRule]) -> EventDraft:
+    """Return the event for a change of the rules for statements."""
+    past, now = ({rule.name: rule for rule in rules} for rules in (before, after))
+    changes = {
+        "added": [name for name in now if name not in past],
+        "changed": [name for name in now if name in past and past[name] != now[name]],
+        "removed": [name for name in past if name not in now],
+    }
+    texts = [f"{verb} {', '.join(names)}" for verb, names in changes.items() if names]
+    message = f"an operator sets the rules for statements: {'; '.join(texts) or 'another order'}"
+    return EventDraft("intent.rules", "rules", message, changes)
 
 
 def _changed(before: Mapping[str, V], after: Mapping[str, V]) -> list[tuple[str, V]]:

@@ -11,9 +11,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from controlplane.errors import VersionConflict
 from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
 from controlplane.model.module_switches import NO_OVERRIDES
 from controlplane.model.nodes import EMPTY_MAP
+from controlplane.model.rules import StatementRule
 
 V = TypeVar("V")
 
@@ -129,6 +131,18 @@ def override_switches(intents: Intents, envoy: str, overrides: Mapping[str, bool
         if changed == NO_OVERRIDES
         else _with_key(intents.switch_overrides, envoy, changed),
     )
+
+
+def set_rules(
+    intents: Intents, rules: tuple[StatementRule, ...], *, known: tuple[StatementRule, ...]
+) -> Intents:
+    """Replace the rules for statements. `known` are those from which the caller derived the new ones.
+
+    Raises VersionConflict if the rules are others meanwhile.
+    """
+    if intents.rules != known:
+        raise VersionConflict("the list of rules")
+    return replace(intents, rules=rules)
 
 
 def _with_key(mapping: Mapping[str, V], key: str, value: V) -> Mapping[str, V]:

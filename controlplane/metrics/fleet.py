@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from controlplane.model.nodes import Source, State, Topology
 from controlplane.model.plan import EdsHealth
-from controlplane.model.views import EnvoyView, LimitView, NodeView
+from controlplane.model.views import EnvoyView, LimitView, NodeView, RuleView
 
 T = TypeVar("T")
 _GaugeTable: TypeAlias = Mapping[str, tuple[str, Callable[[T], float | None]]]
@@ -127,6 +127,19 @@ def limit_metric_families(limits: Sequence[LimitView]) -> Iterator[Metric]:
             if envoy.quota is not None:
                 quota.add_metric([envoy.envoy, name], envoy.quota)
     yield from (maximum, connections, quota, refusals)
+
+
+def rule_metric_families(rules: Sequence[RuleView]) -> Iterator[Metric]:
+    hits = CounterMetricFamily(
+        "tidevoy_rule_hits",
+        "Statements at the Envoy to which the rule applied; dry_run: without effect.",
+        labels=["envoy", "rule", "dry_run"],
+    )
+    for view in rules:
+        for envoy, count in view.envoys.items():
+            hits.add_metric([envoy, view.rule.name, "false"], count.hits)
+            hits.add_metric([envoy, view.rule.name, "true"], count.dry_run_hits)
+    yield hits
 
 
 def source_metric_families(topologies: Sequence[Topology]) -> Iterator[Metric]:

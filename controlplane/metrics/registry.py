@@ -21,6 +21,7 @@ from controlplane.metrics.fleet import (
     envoy_metric_families,
     limit_metric_families,
     node_metric_families,
+    rule_metric_families,
     source_metric_families,
 )
 from controlplane.metrics.statements import statement_metric_families
@@ -28,7 +29,7 @@ from controlplane.model.nodes import EMPTY_MAP, State, Topology
 from controlplane.model.plan import Plan
 from controlplane.model.statements import StatementCounts
 from controlplane.model.traffic import ModuleReport
-from controlplane.model.views import EnvoyView, LimitView, NodeView
+from controlplane.model.views import EnvoyView, LimitView, NodeView, RuleView
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class MetricsSnapshot:
     module_reports: Iterable[ModuleReport] = ()
     limits: Sequence[LimitView] = ()
     statements: Mapping[str, StatementCounts] = field(default_factory=lambda: EMPTY_MAP)  # by digest
+    rules: Sequence[RuleView] = ()
     has_node_metrics_outage: bool = False
 
 
@@ -97,6 +99,7 @@ class Metrics(Collector):
         yield from module_metric_families(snapshot.module_reports)
         yield from limit_metric_families(snapshot.limits)
         yield from statement_metric_families(snapshot.statements)
+        yield from rule_metric_families(snapshot.rules)
         yield GaugeMetricFamily(
             "tidevoy_panic_threshold_active",
             "1 while nodes stay in service although they fail their checks (panic threshold).",

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP
+from controlplane.model.rules import StatementRule
 
 
 class OnDeadline(StrEnum):
@@ -48,3 +49,4 @@ class Intents:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: EMPTY_MAP)
     ended_envoys: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
     switch_overrides: Mapping[str, SwitchOverrides] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
+    rules: tuple[StatementRule, ...] = ()  # in their order

@@ -9,6 +9,7 @@ from enum import StrEnum
 from controlplane.model.limits import LimitPlan, LimitRule
 from controlplane.model.module_switches import ALL_ON, ModuleSwitches, SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP, GroupZone, Node, NodeGroup, State
+from controlplane.model.rules import StatementRule
 
 Stamp = tuple[int, int]
 """Identifies a plan: the term of the leader that computed it, and the number of the plan in that term."""
@@ -64,6 +65,7 @@ class Policy:
     zone_overload_ratio: float = 1.5  # a zone is overloaded at this many times the load of its group
     module_switches: ModuleSwitches = ALL_ON
     limits: tuple[LimitRule, ...] = ()
+    rules: tuple[StatementRule, ...] = ()  # those of the settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +134,6 @@ class Plan:
     # Switches of the module that differ from the settings, by Envoy id.
     switch_overrides: Mapping[str, SwitchOverrides] = field(default_factory=lambda: EMPTY_MAP)
     limits: Mapping[str, LimitPlan] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
+    rules: tuple[
+        StatementRule, ...
+    ] = ()  # those that the API has set; they come before those of the settings

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from controlplane.model.limits import LimitUsage
 from controlplane.model.nodes import EMPTY_MAP
+from controlplane.model.rules import RuleHits
 
 Counts = Mapping[str, int]
 MigrationCounts = Mapping[tuple[str, str], int]  # keys: MIGRATION_RESULTS
@@ -164,6 +165,7 @@ class ModuleReport:
     has_ended: bool = False  # its ports are closed for good, and its last client has left
     runtime_off: frozenset[str] = frozenset()  # the SWITCHES that Envoy's own runtime has switched off
     limits: Mapping[str, LimitUsage] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
+    rule_hits: Mapping[str, RuleHits] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
     dropped_series: int = 0
     login_log: LogCounts | None = None  # None: the log has been off since the Envoy started
     statement_log: LogCounts | None = None  # likewise

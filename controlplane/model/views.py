@@ -13,6 +13,7 @@ from controlplane.model.module_switches import NO_OVERRIDES, SWITCHES, ModuleSwi
 from controlplane.model.node_metrics import NodeMetrics
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.plan import NodePlan
+from controlplane.model.rules import RuleAction, RuleHits, RuleSource, StatementRule
 from controlplane.model.traffic import ConfigRejection, Ejection, Traffic
 
 
@@ -96,6 +97,37 @@ class LimitView:
     def refused(self) -> int:
         """The connections that all these Envoys have refused since their start."""
         return sum(envoy.refused for envoy in self.envoys)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleView:
+    """A rule for statements as `GET /v1/rules` shows it."""
+
+    rule: StatementRule
+    source: RuleSource
+    envoys: Mapping[str, RuleHits] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
+
+    @property
+    def action(self) -> RuleAction:
+        return next(action for action in RuleAction if action.value in self.rule.definition)
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.rule.definition.get("enabled", True) is True
+
+    @property
+    def is_dry_run(self) -> bool:
+        return self.rule.definition.get("dry_run", False) is True
+
+    @property
+    def hits(self) -> int:
+        """How often the rule applied at these Envoys since their start."""
+        return sum(hits.hits for hits in self.envoys.values())
+
+    @property
+    def dry_run_hits(self) -> int:
+        """How often it would have applied."""
+        return sum(hits.dry_run_hits for hits in self.envoys.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ def has_urgent_change(before: Plan, after: Plan) -> bool:
 def _plan_state(plan: Plan) -> tuple[object, ...]:
     is_balanced = plan.rebalance.since is None
     rules = {name: limit.rule for name, limit in plan.limits.items()}
-    return plan.rebalance.round, is_balanced, plan.panic_threshold_reason, plan.overloaded_zones, rules
+    reason, zones = plan.panic_threshold_reason, plan.overloaded_zones
+    return plan.rebalance.round, is_balanced, reason, zones, rules, plan.rules
 
 
 def _node_state(node: NodePlan) -> tuple[object, ...]:

@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError
 
 from controlplane.model.limits import LimitUsage
 from controlplane.model.module_switches import SWITCHES
+from controlplane.model.rules import RuleHits
 from controlplane.model.traffic import (
     EJECT_REASONS,
     Ejection,
@@ -54,6 +55,7 @@ _MAX_LABEL_CHARS = 64  # maximum length of a version or an extension name
 _MAX_REJECTIONS = 16
 _ENDING_PHASE = 2  # of the drain of an Envoy: from here on, it refuses new clients
 _MAX_LIMITS = 1000  # an Envoy reports also the rules that were removed since its start
+_MAX_RULES = 10_000  # the same for rules for statements
 _NO_LIMIT_USAGE = LimitUsage()
 _LIMIT_FIELDS = {
     "limit_connections": "connections",
@@ -146,6 +148,7 @@ class TelemetryStream:
         self._logs: dict[str, LogCounts] = {}  # by name; a log that has been off has none
         self._is_ending = self._has_ended = False
         self._limits: dict[str, LimitUsage] = {}  # by name of the rule
+        self._rule_hits: dict[str, RuleHits] = {}  # by name of the rule
         self._quotas_before: dict[str, int] = {}  # of `_limits` at the previous report
         self._dropped = 0
         self._flush_tracker = _FlushTracker()
@@ -266,6 +269,10 @@ class TelemetryStream:
             return self._apply_log(name.removesuffix("_write_errors"), "write_errors", value)
         elif name in _LIMIT_FIELDS:
             return self._apply_limit(_LIMIT_FIELDS[name], labels.get("rule", ""), value)
+        elif name == "rule_hits":
+            return self._apply_rule_hits(
+                labels.get("rule", ""), value, is_dry_run=labels.get("dry_run") == "true"
+            )
         elif name == "ejected_since":
             return self._apply_ejection(labels.get("node", _NO_NODE), labels.get("reason", ""), value)
         return True
@@ -290,6 +297,14 @@ class TelemetryStream:
         usage = self._limits.get(rule[:_MAX_LABEL_CHARS], _NO_LIMIT_USAGE)
         change: dict[str, Any] = {field: bool(value) if field == "is_over_quota" else value}
         self._limits[rule[:_MAX_LABEL_CHARS]] = replace(usage, **change)
+        return True
+
+    def _apply_rule_hits(self, rule: str, value: int, *, is_dry_run: bool) -> bool:
+        rule = rule[:_MAX_LABEL_CHARS]
+        if rule not in self._rule_hits and (not rule or len(self._rule_hits) >= _MAX_RULES):
+            return False
+        hits = self._rule_hits.get(rule, RuleHits())
+        self._rule_hits[rule] = hits._replace(**{"dry_run_hits" if is_dry_run else "hits": value})
         return True
 
     def _apply_ejection(self, node: str, reason: str, since: int) -> bool:
@@ -331,6 +346,7 @@ class TelemetryStream:
             has_ended=self._has_ended,
             runtime_off=self._runtime_off,
             limits=self._limit_usages(),
+            rule_hits=MappingProxyType(dict(self._rule_hits)),
             dropped_series=self._dropped,
             login_log=self._logs.get("login_log"),
             statement_log=self._logs.get("statement_log"),

@@ -18,9 +18,11 @@ from typing import Any
 from envoy.config.core.v3 import extension_pb2
 
 from controlplane.config.settings import Settings
+from controlplane.config.statements import StatementSettings
 from controlplane.model.limits import LimitPlan
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import NodePlan, Plan
+from controlplane.model.rules import effective_rules
 from controlplane.version import VERSION
 from controlplane.xds.protobuf_encoding import serialise
 from controlplane.xds.resources import dynamic_module
@@ -41,7 +43,7 @@ def render_live_config(
     """Return the live configuration of a group as JSON, with its nodes in the given order.
 
     `overrides` are those of the Envoys that get it. `with_settings`: their modules apply settings while they
-    run. `with_statements`: they report statistics of statements. Earlier modules of this release reject a
+    run. `with_statements`: they observe statements. Earlier modules of this release reject a
     configuration with keys that they do not know.
     """
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
@@ -53,15 +55,14 @@ def render_live_config(
     }
     switches = asdict(overrides.apply_to(settings.module.switches))
     limits |= {part: False for part, is_on in switches.items() if not is_on}
+    rules = ""
     if with_settings:
         limits |= _new_keys(plan, settings, overrides)
-    if with_statements and settings.statements.is_on:
-        limits["statements"] = {
-            "max_rows": settings.statements.max_rows,
-            "interval": settings.statements.interval,
-        }
+    if with_statements:
+        limits |= _statement_keys(settings.statements)
+        rules = _rules(plan, settings)
     # The text of each node is cached, because most nodes do not change from one plan to the next.
-    published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
+    published = f'{json.dumps(limits)[:-1]}{rules}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
 
 
@@ -83,9 +84,23 @@ def _new_keys(plan: Plan, settings: Settings, overrides: SwitchOverrides) -> dic
     if login_log.path is not None:
         path = str(login_log.path)
         keys["login_log"] = {"path": path, "max_bytes": login_log.max_bytes, "keep": login_log.keep}
-    if settings.statements.log.path is not None:
-        keys["statement_log"] = settings.statements.log.model_dump(mode="json")
     return keys
+
+
+def _statement_keys(statements: StatementSettings) -> dict[str, Any]:
+    """Return the keys that only modules know that observe statements, but for the rules."""
+    keys: dict[str, Any] = {}
+    if statements.is_on:
+        keys["statements"] = {"max_rows": statements.max_rows, "interval": statements.interval}
+    if statements.log.path is not None:
+        keys["statement_log"] = statements.log.model_dump(mode="json")
+    return keys
+
+
+def _rules(plan: Plan, settings: Settings) -> str:
+    """Return the rules for statements as a further key; empty if there are none."""
+    texts = [rule.text for _, rule in effective_rules(plan.rules, settings.statements.rule_list)]
+    return f', "rules": [{",".join(texts)}]' if texts else ""
 
 
 def build_extension_config(name: str, text: str) -> bytes:

@@ -179,7 +179,7 @@ impl Judge<'_> {
                 }
             }
             StatementKind::Prepare => {
-                if commands == QUERY
+                if commands != EXECUTE
                     && let Some(text) = self.judge_prepared(sql)?
                 {
                     changed = Some(text);
@@ -207,10 +207,10 @@ impl Judge<'_> {
                 let mut is_changed = false;
                 let mut texts = Vec::new();
                 for statement in statements(&content) {
-                    let (digest, class) = self.rules.classify_text(statement);
-                    let text = self.apply_rules(statement, digest, &class, QUERY | PREPARE)?;
+                    let (digest, class) = self.rules.classify_text(&statement);
+                    let text = self.apply_rules(&statement, digest, &class, QUERY | PREPARE)?;
                     is_changed |= text.is_some();
-                    texts.push(text.map_or(Cow::Borrowed(statement), Cow::Owned));
+                    texts.push(text.map_or(statement, Cow::Owned));
                 }
                 let string = || quoted_string(&texts.join(&b' '));
                 Ok(is_changed.then(|| [&sql[..range.start], &string(), &sql[range.end..]].concat()))

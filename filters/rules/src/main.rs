@@ -124,14 +124,15 @@ fn judge(rules: &RuleSet, request: &RequestInput) -> RequestOutput {
     let mut statements = Vec::new();
     let mut classes = Vec::new();
     for text in sql_text::statements(request.statement.as_bytes()) {
-        let normalized = normalizer.normalize(text);
+        let normalized = normalizer.normalize(&text);
         let digest = sql_text::digest(normalized);
-        classes.push((text, digest, rules.classify(normalized, &digest)));
+        let class = rules.classify(normalized, &digest);
         statements.push(StatementOutput {
-            text: lossy(&without_comments(text)),
+            text: lossy(&without_comments(&text)),
             normalized: lossy(normalized),
             digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
         });
+        classes.push((text, digest, class));
     }
     let infos = classes.iter().map(|(text, digest, class)| StatementInfo { text, digest, class }).collect::<Vec<_>>();
     let verdict = rules.judge(&Request {

@@ -55,7 +55,7 @@ pub(crate) struct Scanner<'a> {
     /// The offset of the next byte.
     pub(crate) at: usize,
     /// Within `/*! ... */` or `/*T! ... */`.
-    is_in_executed_comment: bool,
+    pub(crate) is_in_executed_comment: bool,
 }
 
 impl<'a> Scanner<'a> {

@@ -1,12 +1,17 @@
 //! Splits a text into statements.
 
+use std::borrow::Cow;
+
 use crate::scanner::Scanner;
 
 /// The statements of a text, each with the semicolon that ends it. A text without a semicolon is one statement.
-pub fn statements(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+///
+/// If a semicolon is within a comment that TiDB runs, the statement behind it begins with another such comment, so that
+/// it means the same on its own.
+pub fn statements(text: &[u8]) -> impl Iterator<Item = Cow<'_, [u8]>> {
     let is_single = !text.contains(&b';');
     let several = (!is_single).then(|| Separated { scanner: Scanner::new(text), literal: Vec::new() });
-    is_single.then_some(text).into_iter().chain(several.into_iter().flatten())
+    is_single.then_some(Cow::Borrowed(text)).into_iter().chain(several.into_iter().flatten())
 }
 
 struct Separated<'a> {
@@ -15,22 +20,33 @@ struct Separated<'a> {
 }
 
 impl<'a> Iterator for Separated<'a> {
-    type Item = &'a [u8];
+    type Item = Cow<'a, [u8]>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let mut first = None;
-        loop {
+        let mut start = self.scanner.at;
+        let mut is_within_comment = self.scanner.is_in_executed_comment;
+        let mut has_tokens = false;
+        let sql = self.scanner.sql;
+        let end = loop {
             self.literal.clear();
             let Some((_, offset)) = self.scanner.next(&mut self.literal) else {
-                self.scanner.at = self.scanner.sql.len(); // also after an invalid byte
-                return first.map(|first| &self.scanner.sql[first..]);
+                self.scanner.at = sql.len(); // also after an invalid byte
+                break sql.len();
             };
-            if self.scanner.sql[offset] != b';' {
-                first.get_or_insert(offset);
-            } else if let Some(first) = first {
-                return Some(&self.scanner.sql[first..=offset]);
+            if sql[offset] != b';' {
+                has_tokens = true;
+            } else if has_tokens {
+                break offset + 1;
+            } else {
+                (start, is_within_comment) = (offset + 1, self.scanner.is_in_executed_comment);
             }
-        }
+        };
+        let statement = sql[start..end].trim_ascii();
+        has_tokens.then(
+            || {
+                if is_within_comment { [b"/*! ", statement].concat().into() } else { Cow::Borrowed(statement) }
+            },
+        )
     }
 }
 
@@ -40,19 +56,23 @@ mod tests {
 
     #[test]
     fn statements_end_at_semicolons_outside_of_strings_names_and_comments() {
-        let cases: [(&str, &[&str]); 9] = [
+        let cases: [(&str, &[&str]); 10] = [
             ("", &[""]),
             ("select 1", &["select 1"]),
             ("select 1;", &["select 1;"]),
             (" select 1; ", &["select 1;"]),
-            ("select 1;;-- c\n select ';' ; /* ; */ select `;`", &["select 1;", "select ';' ;", "select `;`"]),
+            (
+                "select 1;;-- c\n select ';' ; /* ; */ select `;`",
+                &["select 1;", "-- c\n select ';' ;", "/* ; */ select `;`"],
+            ),
             ("select 1; select '", &["select 1;", "select '"]),
             ("select \x01 ; select 1", &["select \x01 ; select 1"]),
             (";;", &[]),
-            ("select /*! 1; select */ 2", &["select /*! 1;", "select */ 2"]),
+            ("/*! select */ 1; /* c */", &["/*! select */ 1;"]),
+            ("select /*! 1; delete */ from t", &["select /*! 1;", "/*! delete */ from t"]),
         ];
         for (text, expected) in cases {
-            let found = statements(text.as_bytes()).map(|one| std::str::from_utf8(one).unwrap_or("?"));
+            let found = statements(text.as_bytes()).map(|one| String::from_utf8_lossy(&one).into_owned());
             assert_eq!(found.collect::<Vec<_>>(), expected, "{text:?}");
         }
     }

@@ -41,6 +41,26 @@ NON_DEFAULTS: dict[str, Any] = {
             "max_new_connections_per_second": 1.5,
         }
     ],
+    "statements.rules": [
+        {
+            "continue": True,
+            "name": "no-reports",
+            "enabled": False,
+            "dry_run": True,
+            "digest": ["ab" * 32],
+            "pattern": None,
+            "normalized": None,
+            "commands": ["query"],
+            "user": ["report"],
+            "database": ["shop"],
+            "client": ["10.0.0.0/8"],
+            "group": ["blue"],
+            "block": {"message": "no reports", "code": 1105},
+            "limit": None,
+            "rewrite": None,
+            "log": False,
+        }
+    ],
     "sql.compression": "passthrough",
     "sql.access_log": "/other/sessions.log",
     "sql.login_log.path": "/other/logins.log",

@@ -79,7 +79,7 @@ def test_reads_every_setting_from_variable(path: schema.SettingPath) -> None:
     if name == "nodes":
         text = '[{"address": "tidb-0:4000", "weight": 5, "labels": {"zone": "a"}}]'
     lists = {"groups", "api.tokens", "api.host_names", "api.trusted_proxies", "sql.trusted_proxies"}
-    lists |= {"sql.login_limits.shared_addresses", "limits.rules"}
+    lists |= {"sql.login_limits.shared_addresses", "limits.rules", "statements.rules"}
     if name in lists or isinstance(value, dict):
         text = json.dumps(value)
     settings = read_settings(None, {ENV_PREFIX + name.upper().replace(".", "__"): text.strip("'\"")})

@@ -1,5 +1,6 @@
 //! The rules for statements, applied to the requests of a session.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use crate::clock;
 use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::panics::CloseAfterPanic;
 use crate::rules::{self, ActiveRules};
+use crate::statements::{KnownStatement, StatementCollector};
 
 /// How long a statement waits until it is tried again, if nothing says when other statements end.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -119,19 +121,19 @@ impl Session {
         let collector = &self.worker.statements;
         let statements = &traffic.commands.statements;
         let command = payload.first().map_or(Command::Other, |command| Command::from(*command));
-        let identified = |text| (text, collector.identify(text));
         let (kind, known) = match command {
             Command::Query => {
                 let text = statements.text(payload).ok_or_else(invalid_attributes)?;
-                (CommandKind::Query, sql_text::statements(text).map(identified).collect())
+                (CommandKind::Query, sql_text::statements(text).map(|text| identify(collector, text)).collect())
             }
             Command::Prepare => {
                 let text = statements.text(payload).ok_or_else(invalid_attributes)?;
-                (CommandKind::Prepare, vec![identified(text)])
+                (CommandKind::Prepare, vec![identify(collector, Cow::Borrowed(text))])
             }
             _ => {
                 let prepared = statements.prepared(payload).ok_or_else(unknown_statement)?;
-                (CommandKind::Execute, vec![(&*prepared.text, Rc::clone(&prepared.known))])
+                let text = Cow::Borrowed(&*prepared.text);
+                (CommandKind::Execute, vec![(text, Rc::clone(&prepared.known))])
             }
         };
         let classes = known.iter().map(|(_, known)| known.class(&active.rules)).collect::<Vec<_>>();
@@ -210,6 +212,11 @@ pub(crate) fn statement_too_long() -> Vec<u8> {
         MAX_HELD_BYTES / 1024 / 1024
     );
     answer_packet(1153, *b"08S01", &text, 1)
+}
+
+fn identify<'a>(collector: &StatementCollector, text: Cow<'a, [u8]>) -> (Cow<'a, [u8]>, Rc<KnownStatement>) {
+    let known = collector.identify(&text);
+    (text, known)
 }
 
 fn refuse(request: &Request<'_>, answer: &Answer) -> Decision {

@@ -178,10 +178,10 @@ impl SessionStatements {
                 let is_collecting = self.is_collecting();
                 let keeps_texts = is_collecting && statement_log::keeps_texts();
                 let runs = sql_text::statements(text).map(|text| Run {
-                    statement: is_collecting.then(|| Arc::clone(&collector.identify(text).statement)),
-                    text: if keeps_texts { KeptText::Sent(SentText::new(text)) } else { KeptText::None },
-                    database: sql_text::may_begin_with(text, b"use")
-                        .then(|| sql_text::used_database(text))
+                    statement: is_collecting.then(|| Arc::clone(&collector.identify(&text).statement)),
+                    text: if keeps_texts { KeptText::Sent(SentText::new(&text)) } else { KeptText::None },
+                    database: sql_text::may_begin_with(&text, b"use")
+                        .then(|| sql_text::used_database(&text))
                         .flatten()
                         .map(Vec::into_boxed_slice),
                 });

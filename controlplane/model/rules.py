@@ -1,0 +1,59 @@
+"""Rules for statements, and how often they applied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+
+class RuleSource(StrEnum):
+    """Where a rule comes from."""
+
+    API = "api"
+    SETTINGS = "settings"
+
+
+class RuleAction(StrEnum):
+    """What a rule does."""
+
+    BLOCK = "block"
+    LIMIT = "limit"
+    REWRITE = "rewrite"
+    LOG = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class StatementRule:
+    """A rule. Only its name matters to the control plane; the module's engine understands the rest."""
+
+    name: str
+    text: str
+    """The rule as JSON, as the API accepts it, without defaults."""
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The rule as the API accepts it, without defaults."""
+        definition: dict[str, Any] = json.loads(self.text)
+        return definition
+
+
+class RuleHits(NamedTuple):
+    """How often a rule applied to statements."""
+
+    hits: int = 0
+    dry_run_hits: int = 0  # without effect
+
+
+def effective_rules(
+    api: Iterable[StatementRule], settings: Iterable[StatementRule]
+) -> tuple[tuple[RuleSource, StatementRule], ...]:
+    """Return all rules in the order in which they apply.
+
+    Those that the API has set come first. They replace rules of the settings with the same name.
+    """
+    first = [(RuleSource.API, rule) for rule in api]
+    names = {rule.name for _, rule in first}
+    return (*first, *((RuleSource.SETTINGS, rule) for rule in settings if rule.name not in names))
