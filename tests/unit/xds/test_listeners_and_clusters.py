@@ -208,6 +208,7 @@ def test_earlier_modules_get_no_keys_that_they_would_reject() -> None:
         "",
         SwitchOverrides(ready=False, drain=True, migration=False),
         with_settings=False,
+        with_statements=False,
     )
     published = json.loads(text)["published"]
     assert published.keys() == {"group", "login_timeout", "idle_timeout", "migration", "nodes"}
