@@ -32,13 +32,13 @@ impl Client {
     fn judge(&self, rules: &RuleSet, text: &[u8]) -> Verdict {
         let mut normalizer = Normalizer::default();
         let classes = sql_text::statements(text).map(|statement| {
-            let normalized = normalizer.normalize(statement);
+            let normalized = normalizer.normalize(&statement);
             let digest = sql_text::digest(normalized);
             (statement, digest, rules.classify(normalized, &digest))
         });
         let classes = classes.collect::<Vec<_>>();
         let info = |(text, digest, class)| StatementInfo { text, digest, class };
-        let statements = classes.iter().map(|(text, digest, class)| info((*text, digest, class))).collect::<Vec<_>>();
+        let statements = classes.iter().map(|(text, digest, class)| info((text, digest, class))).collect::<Vec<_>>();
         rules.judge(&Request {
             command: self.command,
             statements: &statements,

@@ -156,7 +156,7 @@ pub(super) fn find_references(tokens: &[Token]) -> References {
                 } else if level.is_list && !token.is_word(NO_ALIAS) {
                     references.aliases.insert(token.lower.clone());
                 }
-            } else if name.len() >= 3 {
+            } else if matches!(name.len(), 3 | 5) {
                 references.qualifiers.push(name.start..name.end - 2); // without the column
             }
             at = name.end;
