@@ -109,6 +109,27 @@ async def test_failed_statements_are_logged_if_they_are_wanted(log: Path) -> Non
     ]
 
 
+async def test_rule_puts_statements_into_the_log(log: Path) -> None:
+    rules = {"rules": [{"name": "wanted", "pattern": "wanted", "log": True}]}
+    live_settings = statement_log(log, threshold=60, sample=0) | rules
+    async with run_switchable(serve_statements, log.parent, live_settings) as switchable:
+        client, _ = await log_in_as(switchable.envoy, b"app")
+        await query(client, "select 1", "select wanted", "select 2")
+        number = await with_timeout(client.prepare(b"update wanted set a = ?"))
+        body = number.to_bytes(4, "little") + b"\0\1\0\0\0"
+        await with_timeout(client.send_command(MySqlCommand.STMT_EXECUTE, body))
+        await query(client, "select 3")
+        await switchable.apply(statement_log(log))
+        await query(client, "select a")
+        lines = await wait_for_lines(log, 4)
+    assert [subset(line, "kind", "text") for line in lines] == [
+        ("query", "select `wanted`"),
+        ("prepare", "update `wanted` set `a` = ?"),
+        ("execute", "update `wanted` set `a` = ?"),
+        ("query", "select `a`"),
+    ]
+
+
 async def test_sample_of_all_statements_is_logged(log: Path) -> None:
     async with run_logging(log, sample=0.5) as switchable:
         client, _ = await log_in_as(switchable.envoy, b"app")

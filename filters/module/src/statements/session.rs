@@ -1,15 +1,14 @@
 //! The statements of one session.
 
+mod running;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use std::vec::IntoIter;
 
 use mysql_proto::command::Command;
 use mysql_proto::query::{statement_id, statement_text};
@@ -18,10 +17,10 @@ use mysql_proto::tracker::{CommandOutcome, ResultSize};
 use statement_rules::Permit;
 
 use super::collector::{PreparedStatement, StatementCollector};
-use super::rows::Statement;
 use super::window::Execution;
 use crate::node::SharedNode;
 use crate::statement_log::{self, SentText, StatementRecord};
+use running::{Content, KeptText, Run, RunningCommand};
 
 /// MariaDB: the statement id that stands for the statement prepared last.
 const LAST_PREPARED: u32 = u32::MAX;
@@ -64,73 +63,6 @@ pub(crate) struct ClientConnection {
 struct Client {
     user: Arc<str>,
     connection: ClientConnection,
-}
-
-#[derive(Debug)]
-struct RunningCommand {
-    command: Command,
-    /// When the command has begun, or its result before has ended. None: executions are not observed.
-    since: Option<Instant>,
-    request_bytes: usize,
-    content: Content,
-    /// What the command uses of limits.
-    permit: Option<Permit>,
-    /// A rule wants the command in the log.
-    must_log: bool,
-}
-
-/// What a command does.
-#[derive(Debug)]
-enum Content {
-    Other,
-    Prepares(Rc<PreparedStatement>),
-    Selects(Box<[u8]>),
-    Runs(Run, IntoIter<Run>),
-}
-
-/// A statement that runs.
-#[derive(Debug, Default)]
-struct Run {
-    /// None: it is not known.
-    statement: Option<Arc<Statement>>,
-    text: KeptText,
-    /// The database that it selects.
-    database: Option<Box<[u8]>>,
-}
-
-/// The text of a statement that runs, for the log.
-#[derive(Debug, Default)]
-enum KeptText {
-    #[default]
-    None,
-    Sent(SentText),
-    Prepared(Rc<PreparedStatement>),
-}
-
-impl Content {
-    fn runs(mut runs: IntoIter<Run>) -> Self {
-        Self::Runs(runs.next().unwrap_or_default(), runs)
-    }
-
-    /// The statement that is prepared, or runs now. None: there is none, or it is not known.
-    fn statement(&self) -> Option<&Arc<Statement>> {
-        match self {
-            Self::Prepares(prepared) => Some(&prepared.known.statement),
-            Self::Runs(run, _) => run.statement.as_ref(),
-            Self::Other | Self::Selects(_) => None,
-        }
-    }
-
-    /// The text of this statement. None: it was not kept.
-    fn sent_text(&self) -> Option<Cow<'_, SentText>> {
-        let text_of = |prepared: &PreparedStatement| Some(Cow::Owned(SentText::new(&prepared.text)));
-        match self {
-            Self::Prepares(prepared) => text_of(prepared),
-            Self::Runs(Run { text: KeptText::Prepared(prepared), .. }, _) => text_of(prepared),
-            Self::Runs(Run { text: KeptText::Sent(text), .. }, _) => Some(Cow::Borrowed(text)),
-            Self::Runs(Run { text: KeptText::None, .. }, _) | Self::Other | Self::Selects(_) => None,
-        }
-    }
 }
 
 impl SessionStatements {
