@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.limits import LimitUsage
+from controlplane.model.rules import RuleHits
 from controlplane.model.traffic import Ejection, LoginLogCounts, ModuleReport, SessionCounts, Traffic
 from controlplane.observe.envoy_reports.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
@@ -89,6 +90,17 @@ def test_counts_of_the_login_log_are_reported_once_the_log_is_on() -> None:
     report = flush(stream, lines("written", 7), lines("dropped", 3), errors, lines("lost", 1))
     assert (report.login_log, report.dropped_series) == (LoginLogCounts(7, 3, 2), 1)
     assert flush(stream, lines("written", 8)).login_log == LoginLogCounts(8, 3, 2)
+
+
+def test_hits_of_rules_are_reported() -> None:
+    def hits(value: int, rule: str = "no-sleep", dry_run: str = "false") -> bytes:
+        return metric_family("tidevoy.rule_hits", value, rule=rule, dry_run=dry_run)
+
+    stream = TelemetryStream(lambda: {A, B})
+    assert flush(stream).rule_hits == {}
+    report = flush(stream, hits(3), hits(5, dry_run="true"), hits(1, rule=""))
+    assert report.rule_hits == {"no-sleep": RuleHits(3, 5)}
+    assert flush(stream, hits(4)).rule_hits == {"no-sleep": RuleHits(4, 5)}
 
 
 def test_use_of_limits_is_reported_by_rule() -> None:
