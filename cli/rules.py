@@ -15,6 +15,7 @@ from cli.errors import CliError, UsageError
 from cli.options import DEFAULT_URL, AsJson, Url
 from cli.output import format_count, print_note, print_result, sanitize, show_json, show_table
 from controlplane.config.yaml_loader import parse_yaml_value
+from controlplane.model.rules import RULE_CONDITIONS
 
 app = typer.Typer(
     help="Show and set the rules that block, limit, rewrite or log statements.", invoke_without_command=True
@@ -158,13 +159,10 @@ def _rule_row(details: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _describe_conditions(rule: dict[str, Any]) -> str:
-    conditions = {
-        key: rule[key]
-        for key in ("digest", "pattern", "normalized", "commands", "user", "database", "client", "group")
-        if key in rule
-    }
     texts = [
-        f"{key} {', '.join(value) if isinstance(value, list) else value}" for key, value in conditions.items()
+        f"{key} {', '.join(value) if isinstance(value, list) else value}"
+        for key, value in rule.items()
+        if key in RULE_CONDITIONS
     ]
     return "; ".join(texts) or "all statements"
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+RULE_CONDITIONS = ("digest", "pattern", "normalized", "commands", "user", "database", "client", "group")
+"""The keys of a rule that say to which statements it applies."""
+
 
 class RuleSource(StrEnum):
     """Where a rule comes from."""

@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 PAGES = (
-    *("/", f"/console/nodes/{A}", "/console/envoys", "/console/statements"),
+    *("/", f"/console/nodes/{A}", "/console/envoys", "/console/statements", "/console/rules"),
     *("/console/rollouts", "/console/events"),
 )
 FORMS = (
@@ -390,3 +390,21 @@ async def test_traffic_history_is_kept_for_charts(server: ApiServer) -> None:
         ("at", "sessions", "rate", "p95"), len((await columns())["at"])
     )
     assert (await server.http.get("/console/history?node=nobody")).json()["at"] == []
+
+
+async def test_rules_are_shown_with_hits(tmp_path: Path, ports: Ports) -> None:
+    rules = [
+        {"name": "no-reports", "user": "report", "block": {}, "dry_run": True},
+        {"name": "old", "log": True, "enabled": False},
+    ]
+    async with run_api_server(settings(tmp_path, ports, statements={"rules": rules})) as server:
+        page = (await server.http.get("/console/rules", headers=BROWSER)).text
+        assert ">no-reports<" in page
+        assert "user report" in page
+        assert ">dry run<" in page
+        assert ">off<" in page
+        found = (await server.http.get("/console/rules?text=old", headers=BROWSER)).text
+        assert ">old<" in found
+        assert ">no-reports<" not in found
+        none = (await server.http.get("/console/rules?text=nothing", headers=BROWSER)).text
+        assert "No rule matches" in none

@@ -72,9 +72,10 @@ def module(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> hatch_build
 
 def test_wheel_tag_matches_the_binaries(wheel: Path, module: hatch_build.Binary, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith("/scripts/tidevoy-envoy"))
-        supervisor = hatch_build.read(Path(archive.extract(name, tmp_path)))
-    major, minor = max(module.glibc, supervisor.glibc)
+        names = [name for name in archive.namelist() if "/scripts/" in name]
+        programs = [hatch_build.read(Path(archive.extract(name, tmp_path))) for name in names]
+    assert {program.name for program in programs} == {"tidevoy-envoy", "tidevoy-rules"}
+    major, minor = max(module.glibc, *(program.glibc for program in programs))
     assert (major, minor) <= (2, 34)
     platform = f"manylinux_{major}_{minor}_{os.uname().machine}"
     assert tags(wheel) == ("false", f"py3-none-{platform}")
@@ -126,6 +127,8 @@ def test_installed_wheel_provides_the_module_and_an_envoy(wheel: Path, tmp_path:
     assert Path(envoy).is_relative_to(tmp_path / "venv")
     supervisor = python.with_name("tidevoy-envoy")
     run(supervisor, envoy, "--mode", "validate", "--config-path", "bootstrap.yaml")
+    (tmp_path / "tidevoy.yaml").write_text("statements: {rules: [{name: a, pattern: x, log: true}]}\n")
+    run(python.with_name("tidevoy"), "config", "check", "tidevoy.yaml")
 
 
 @pytest.mark.parametrize(

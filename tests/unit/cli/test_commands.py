@@ -52,6 +52,13 @@ ANSWERS: dict[str, Any] = yaml.safe_load("""
      {envoy: e2, connections: 3, quota: 20, refused: 0}]},
   {name: office, user: null, network: 10.0.0.0/8, max_connections: 0, max_new_connections_per_second: 2.5,
    connections: 1, refused: 0, envoys: [{envoy: e1, connections: 1, quota: null, refused: 0}]}]}
+/v1/rules: {rules: [
+  {name: no-sleep, source: api, action: block, enabled: true, dry_run: false, hits: 7, dry_run_hits: 0,
+   rule: {name: no-sleep, pattern: 'sleep', user: [a, b], block: {}}},
+  {name: all, source: settings, action: log, enabled: true, dry_run: true, hits: 0, dry_run_hits: 9,
+   rule: {name: all, log: true, dry_run: true}},
+  {name: old, source: settings, action: log, enabled: false, dry_run: false, hits: 0, dry_run_hits: 0,
+   rule: {name: old, log: true, enabled: false}}]}
 /v1/rollouts: {rollouts: [&rollout
   {id: r/1, phase: done, reason: '', created_by: anna, created_at: *at, steps: [],
    spec: {action: manual, selector: all, version: ''}}]}
@@ -140,6 +147,12 @@ REPLICA_ROWS = [
     f"r2  h:2  1  {TIME}  follower",
 ]
 
+RULE_ROWS = [
+    "RULE  FROM  ACTION  STATE  HITS  CONDITIONS",
+    "no-sleep  api  block  on  7  pattern sleep; user a, b",
+    "all  settings  log  dry run  9  all statements",
+    "old  settings  log  off  0  all statements",
+]
 LIMIT_ROWS = [
     "RULE  USER  NETWORK  CONNECTIONS  LIMIT  NEW PER SECOND  REFUSED  ENVOYS",
     "reporting  report  all  63  100  -  7  e1 60/80, e2 3/20",
@@ -156,6 +169,8 @@ LIMIT_ROWS = [
         ("envoys", ENVOY_ROWS, ENVOY_NOTES),
         ("replicas", REPLICA_ROWS, ["r2 is down"]),
         ("limits", LIMIT_ROWS, []),
+        ("rules", RULE_ROWS, []),
+        ("rules list", RULE_ROWS, []),
         ("rollout status", ROLLOUT_ROWS, []),
         ("rollout status r/1", [STEP_HEADERS, re.escape(ROLLOUT_LINE)], []),
         ("config show", ["log:", "  level: info"], []),

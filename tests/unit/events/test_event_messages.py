@@ -25,6 +25,7 @@ from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadli
 from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
 from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan, RebalanceState
+from controlplane.model.rules import StatementRule
 from controlplane.model.traffic import ConfigRejection
 from controlplane.model.views import DrainProgress, ReloadResult
 
@@ -219,6 +220,20 @@ def test_intents_are_reported_by_kind() -> None:
     assert [kind for kind, _, _ in withdrawals] == ["intent.restore", "intent.undrain"]
     removing = Intents(added={A: AddedNode(A)}, removed={A: 1.0})
     assert messages(intent_events(removing, Intents())) == []  # the removal is complete
+
+
+def test_changes_of_rules_are_reported() -> None:
+    one, two, other_two = (
+        StatementRule(name, text) for name, text in (("one", "1"), ("two", "2"), ("two", "3"))
+    )
+    (event,) = intent_events(
+        Intents(rules=(one, two)), Intents(rules=(other_two, StatementRule("three", "")))
+    )
+    assert event[:2] == ("intent.rules", "rules")
+    assert event.message.endswith("statements: added three; changed two; removed one")
+    assert event.data == {"added": ["three"], "changed": ["two"], "removed": ["one"]}
+    (event,) = intent_events(Intents(rules=(one, two)), Intents(rules=(two, one)))
+    assert event.message.endswith("statements: another order")
 
 
 def test_switches_of_an_envoy_are_reported() -> None:

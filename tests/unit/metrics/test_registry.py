@@ -10,7 +10,8 @@ from controlplane.model.health import Health
 from controlplane.model.node_metrics import MetricValue, NodeMetrics
 from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
 from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan
-from controlplane.model.views import EnvoyView, NodeView
+from controlplane.model.rules import RuleHits, RuleSource, StatementRule
+from controlplane.model.views import EnvoyView, NodeView, RuleView
 
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
 
@@ -56,6 +57,20 @@ def test_rebalancing_sessions_are_exported_even_if_zero() -> None:
     exported = metrics(replace(node_view(planned(A)), rebalancing_sessions=12), node_view(planned(B)))
     name = "tidevoy_node_rebalance_sessions"
     assert [sample(exported, name, node=address) for address in (A, B)] == [12, 0]
+
+
+def test_hits_of_rules_are_exported_for_each_envoy() -> None:
+    view = RuleView(StatementRule("r", "{}"), RuleSource.API, {"e1": RuleHits(3, 5), "e2": RuleHits()})
+    exported = Metrics(
+        lambda: MetricsSnapshot((), (), (), is_panic_threshold_active=False, is_published=True, rules=[view])
+    )
+    name = "tidevoy_rule_hits_total"
+    values = [
+        sample(exported, name, envoy=envoy, rule="r", dry_run=dry_run)
+        for envoy in ("e1", "e2")
+        for dry_run in ("false", "true")
+    ]
+    assert values == [3, 5, 0, 0]
 
 
 def test_every_state_is_exported_even_if_zero() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.limits import LimitUsage
+from controlplane.model.rules import RuleHits
 from controlplane.model.traffic import Ejection, LogCounts, ModuleReport, SessionCounts, Traffic
 from controlplane.observe.envoy_reports.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
@@ -96,6 +97,17 @@ def test_counts_of_a_log_are_reported_once_the_log_is_on(log: str) -> None:
     assert [report.login_log, report.statement_log].count(None) == 1
     later = metric_family("tidevoy.other_log_lines", 1, result="written")
     assert flush(stream, later).dropped_series == report.dropped_series
+
+
+def test_hits_of_rules_are_reported() -> None:
+    def hits(value: int, rule: str = "no-sleep", dry_run: str = "false") -> bytes:
+        return metric_family("tidevoy.rule_hits", value, rule=rule, dry_run=dry_run)
+
+    stream = TelemetryStream(lambda: {A, B})
+    assert flush(stream).rule_hits == {}
+    report = flush(stream, hits(3), hits(5, dry_run="true"), hits(1, rule=""))
+    assert report.rule_hits == {"no-sleep": RuleHits(3, 5)}
+    assert flush(stream, hits(4)).rule_hits == {"no-sleep": RuleHits(4, 5)}
 
 
 def test_use_of_limits_is_reported_by_rule() -> None:
