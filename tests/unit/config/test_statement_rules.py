@@ -14,7 +14,7 @@ from controlplane.config.loader import read_settings
 from controlplane.config.rule_checks import RuleEngineUnavailable, check_rules, try_request
 from controlplane.config.schema import translate_error
 from controlplane.config.settings import Settings
-from controlplane.config.statements import StatementRuleSettings
+from controlplane.config.statement_rules import StatementRuleSettings
 from controlplane.errors import ConfigErrors
 from controlplane.model.rules import RuleSource, StatementRule, effective_rules
 from tests.support.controlplane.rule_engine import replace_rule_engine
