@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -163,13 +164,15 @@ async def _tls_terminator(site: ProxySite) -> AsyncIterator[int]:
         yield port
 
 
-def envoy_starter(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncContextManager[RunningProxy]]:
+def envoy_starter(
+    build: ModuleBuild, more_settings: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[[ProxySite], AbstractAsyncContextManager[RunningProxy]]:
     """Return a function that starts Envoy and a control plane; the function may raise ProcessFailed."""
 
     @asynccontextmanager
     async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
         port = site.ports.allocate()
-        settings = control_plane_settings(site, port)
+        settings = control_plane_settings(site, port) | more_settings
         control_plane = ControlPlaneOfBuild(site.directory, settings)
         control_plane.build = build
         async with control_plane:
