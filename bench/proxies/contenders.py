@@ -172,7 +172,7 @@ def envoy_starter(
     @asynccontextmanager
     async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
         port = site.ports.allocate()
-        settings = control_plane_settings(site, port) | more_settings
+        settings = {**control_plane_settings(site, port), **more_settings}
         control_plane = ControlPlaneOfBuild(site.directory, settings)
         control_plane.build = build
         async with control_plane:
