@@ -12,7 +12,7 @@ mod rows;
 mod session;
 mod window;
 
-pub(crate) use collector::{KnownStatement, StatementCollector};
+pub(crate) use collector::StatementCollector;
 pub(crate) use rows::Statement;
 pub(crate) use session::{ClientConnection, SessionStatements};
 

@@ -33,7 +33,7 @@ pub(crate) struct Limit {
     /// The bucket for the whole rule.
     pub(crate) base: u64,
     by_user: bool,
-    by_digest: bool,
+    pub(crate) by_digest: bool,
     by_client: bool,
     client_prefix: u8,
 }

@@ -80,6 +80,11 @@ impl Rule {
         })
     }
 
+    /// Whether each digest has a limit of its own.
+    pub(crate) fn is_limited_by_digest(&self) -> bool {
+        matches!(&self.action, Action::Limit(limit) if limit.by_digest)
+    }
+
     /// Whether digest and normalized text decide something.
     pub(crate) fn has_class(&self) -> bool {
         !self.digests.is_empty() || self.normalized.is_some()

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sql_text::{Digest, Normalizer};
+use sql_text::{Digest, Normalizer, may_begin_with, prepared_text, used_database};
 
 use crate::config::RuleConfig;
 use crate::error::{KeyError, RuleError};
@@ -27,6 +27,7 @@ pub struct RuleSet {
     /// The rules that block statements.
     pub(crate) blocking: Vec<usize>,
     pub(crate) has_databases: bool,
+    needs_digest: bool,
 }
 
 /// The rules without a condition about the statement's text.
@@ -116,6 +117,7 @@ impl RuleSet {
             open,
             blocking: blocking.map(|(index, _)| index).collect(),
             has_databases: enabled().any(|(_, rule)| !rule.databases.is_empty()),
+            needs_digest: enabled().any(|(_, rule)| rule.has_class() || rule.is_limited_by_digest()),
             rules,
         })
     }
@@ -148,6 +150,26 @@ impl RuleSet {
             Action::Limit(limit) => Some(limit),
             _ => None,
         }
+    }
+
+    /// Whether a rule depends on the digest or the normalized text of statements. If not, [`Self::classify_text_only`]
+    /// is enough, and the digest may be any.
+    #[must_use]
+    pub fn needs_digest(&self) -> bool {
+        self.needs_digest
+    }
+
+    /// The class of a statement for rules that depend neither on digests nor on normalized texts.
+    #[must_use]
+    pub fn classify_text_only(&self, sql: &[u8]) -> Class {
+        let kind = if may_begin_with(sql, b"prepare") && prepared_text(sql).is_some() {
+            StatementKind::Prepare
+        } else if may_begin_with(sql, b"use") && used_database(sql).is_some() {
+            StatementKind::Use
+        } else {
+            StatementKind::Other
+        };
+        Class { set: self.id, rules: None, kind }
     }
 
     /// What digest and normalized text decide alone. A caller may keep it for each distinct statement, as long as

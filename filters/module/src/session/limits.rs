@@ -12,7 +12,7 @@ use crate::connection_limits::{self, Refusal, Rule, RuleSlot};
 #[derive(Default)]
 pub(crate) struct SessionSlots {
     /// None: the client has not logged in.
-    user: RefCell<Option<Box<[u8]>>>,
+    pub(super) user: RefCell<Option<Box<[u8]>>>,
     held: RefCell<Vec<RuleSlot>>,
     /// Of a COM_CHANGE_USER that the node has not answered.
     next: RefCell<Option<NextUser>>,

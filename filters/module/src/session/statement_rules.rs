@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
+use std::iter;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,10 @@ use mysql_proto::command::Command;
 use mysql_proto::error::answer_packet;
 use mysql_proto::packet::packets;
 use mysql_proto::request_reader::{MAX_HELD_BYTES, Request};
-use statement_rules::{Answer, CommandKind, Exceeded, LimitKey, Outcome, Permit, StatementInfo};
+use sql_text::Digest;
+use statement_rules::{
+    Answer, Class, CommandKind, Exceeded, LimitKey, Outcome, Permit, RuleSet, StatementInfo, Verdict,
+};
 
 use super::requests::Decision;
 use super::{Session, traffic::Traffic};
@@ -17,7 +21,7 @@ use crate::clock;
 use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::panics::CloseAfterPanic;
 use crate::rules::{self, ActiveRules};
-use crate::statements::{KnownStatement, StatementCollector};
+use crate::statements::{SessionStatements, StatementCollector};
 
 /// How long a statement waits until it is tried again, if nothing says when other statements end.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -72,8 +76,8 @@ impl Session {
         let Some(active) = rules::current() else { return Decision::Pass };
         let payload = request.payload();
         let verdict = {
-            let mut traffic = self.traffic.borrow_mut();
-            let Some(traffic) = &mut *traffic else { return Decision::Pass };
+            let traffic = self.traffic.borrow();
+            let Some(traffic) = &*traffic else { return Decision::Pass };
             match self.verdict(&active, traffic, &payload) {
                 Ok(verdict) => verdict,
                 Err(answer) => return refuse(request, &answer),
@@ -112,45 +116,54 @@ impl Session {
             .unwrap_or_default()
     }
 
-    fn verdict(
-        &self,
-        active: &ActiveRules,
-        traffic: &mut Traffic,
-        payload: &[u8],
-    ) -> Result<statement_rules::Verdict, Answer> {
-        let collector = &self.worker.statements;
+    fn verdict(&self, active: &ActiveRules, traffic: &Traffic, payload: &[u8]) -> Result<Verdict, Answer> {
+        let (rules, collector) = (&active.rules, &self.worker.statements);
         let statements = &traffic.commands.statements;
         let command = payload.first().map_or(Command::Other, |command| Command::from(*command));
-        let (kind, known) = match command {
+        match command {
             Command::Query => {
                 let text = statements.text(payload).ok_or_else(invalid_attributes)?;
-                (CommandKind::Query, sql_text::statements(text).map(|text| identify(collector, text)).collect())
+                let mut parts = sql_text::statements(text);
+                let first = Judged::new(rules, collector, parts.next().unwrap_or_default());
+                let others = parts.map(|text| Judged::new(rules, collector, text)).collect::<Vec<_>>();
+                if others.is_empty() {
+                    return Ok(self.judge_statements(rules, statements, CommandKind::Query, &[first.info()]));
+                }
+                let infos = iter::once(&first).chain(&others).map(Judged::info).collect::<Vec<_>>();
+                Ok(self.judge_statements(rules, statements, CommandKind::Query, &infos))
             }
             Command::Prepare => {
                 let text = statements.text(payload).ok_or_else(invalid_attributes)?;
-                (CommandKind::Prepare, vec![identify(collector, Cow::Borrowed(text))])
+                let judged = Judged::new(rules, collector, Cow::Borrowed(text));
+                Ok(self.judge_statements(rules, statements, CommandKind::Prepare, &[judged.info()]))
             }
             _ => {
                 let prepared = statements.prepared(payload).ok_or_else(unknown_statement)?;
-                let text = Cow::Borrowed(&*prepared.text);
-                (CommandKind::Execute, vec![(text, Rc::clone(&prepared.known))])
+                let class = prepared.known.class(rules);
+                let digest = &prepared.known.statement.digest;
+                let info = StatementInfo { text: &prepared.text, digest, class: &class };
+                Ok(self.judge_statements(rules, statements, CommandKind::Execute, &[info]))
             }
-        };
-        let classes = known.iter().map(|(_, known)| known.class(&active.rules)).collect::<Vec<_>>();
-        let infos = known
-            .iter()
-            .zip(&classes)
-            .map(|((text, known), class)| StatementInfo { text, digest: &known.statement.digest, class })
-            .collect::<Vec<_>>();
-        let group = self.node().map(|node| node.group.clone()).unwrap_or_default();
-        Ok(active.rules.judge(&statement_rules::Request {
-            command: kind,
-            statements: &infos,
-            user: &self.user(),
-            database: statements.database(),
+        }
+    }
+
+    fn judge_statements(
+        &self,
+        rules: &RuleSet,
+        session: &SessionStatements,
+        command: CommandKind,
+        statements: &[StatementInfo<'_>],
+    ) -> Verdict {
+        let user = self.slots.user.borrow();
+        let node = self.node.borrow();
+        rules.judge(&statement_rules::Request {
+            command,
+            statements,
+            user: user.as_deref().unwrap_or_default(),
+            database: session.database(),
             client: self.addresses().map(|(client, _)| client.ip()),
-            group: &group,
-        }))
+            group: node.as_ref().map_or("", |assigned| &assigned.node.group),
+        })
     }
 
     /// Counts a request towards limits.
@@ -214,9 +227,27 @@ pub(crate) fn statement_too_long() -> Vec<u8> {
     answer_packet(1153, *b"08S01", &text, 1)
 }
 
-fn identify<'a>(collector: &StatementCollector, text: Cow<'a, [u8]>) -> (Cow<'a, [u8]>, Rc<KnownStatement>) {
-    let known = collector.identify(&text);
-    (text, known)
+/// A statement that the rules judge.
+struct Judged<'a> {
+    text: Cow<'a, [u8]>,
+    /// Any digest, if no rule depends on it.
+    digest: Digest,
+    class: Class,
+}
+
+impl<'a> Judged<'a> {
+    fn new(rules: &RuleSet, collector: &StatementCollector, text: Cow<'a, [u8]>) -> Self {
+        if !rules.needs_digest() {
+            let class = rules.classify_text_only(&text);
+            return Self { text, digest: Digest::default(), class };
+        }
+        let known = collector.identify(&text);
+        Self { digest: known.statement.digest, class: known.class(rules), text }
+    }
+
+    fn info(&self) -> StatementInfo<'_> {
+        StatementInfo { text: &self.text, digest: &self.digest, class: &self.class }
+    }
 }
 
 fn refuse(request: &Request<'_>, answer: &Answer) -> Decision {
