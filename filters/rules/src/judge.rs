@@ -137,8 +137,15 @@ impl Judge<'_> {
             CommandKind::Execute => EXECUTE,
         };
         let mut changed: Vec<(usize, Vec<u8>)> = Vec::new();
-        for (index, statement) in self.request.statements.iter().enumerate() {
-            let text = if self.rules.is_current(statement.class) {
+        let statements = self.request.statements;
+        // A comment that TiDB runs may begin in one statement and end in another, whose digest is then another one.
+        let has_split_comments = statements.len() > 1 && statements.iter().any(|one| has_executed_comment(one.text));
+        for (index, statement) in statements.iter().enumerate() {
+            let text = if has_split_comments {
+                let plain = without_comments(statement.text);
+                let (digest, class) = self.rules.classify_text(&plain);
+                self.judge_one(&plain, digest, &class, commands)?
+            } else if self.rules.is_current(statement.class) {
                 self.judge_one(statement.text, *statement.digest, statement.class, commands)?
             } else {
                 let (digest, class) = self.rules.classify_text(statement.text);
@@ -154,6 +161,9 @@ impl Judge<'_> {
         for (index, statement) in self.request.statements.iter().enumerate() {
             texts.push(match changed.next_if(|(changed, _)| *changed == index) {
                 Some((_, text)) => Cow::Owned(with_end_of(statement.text, text)),
+                None if has_split_comments => {
+                    Cow::Owned(with_end_of(statement.text, without_comments(statement.text).into_owned()))
+                }
                 None => Cow::Borrowed(statement.text),
             });
         }
@@ -207,7 +217,7 @@ impl Judge<'_> {
                 let mut is_changed = false;
                 let mut texts = Vec::new();
                 for statement in statements(&content) {
-                    let (digest, class) = self.rules.classify_text(statement);
+                    let (digest, class) = self.rules.classify_text(&without_comments(statement));
                     let text = self.apply_rules(statement, digest, &class, QUERY | PREPARE)?;
                     is_changed |= text.is_some();
                     texts.push(text.map_or(Cow::Borrowed(statement), Cow::Owned));
@@ -287,6 +297,10 @@ impl Judge<'_> {
 fn fits_command(rule: &crate::rule::Rule, commands: u8) -> bool {
     let is_within_prepare = commands == QUERY | PREPARE;
     rule.fits_command(if is_within_prepare && matches!(rule.action, Action::Limit(_)) { PREPARE } else { commands })
+}
+
+fn has_executed_comment(sql: &[u8]) -> bool {
+    sql.windows(3).any(|bytes| matches!(bytes, b"/*!" | b"/*T"))
 }
 
 /// The new text, with a semicolon if the old one has it, since another statement may follow.

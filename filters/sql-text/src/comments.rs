@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use crate::scanner::{Scanner, is_line_comment, is_space};
 
 /// The statement with one space for each sequence of white space and comments between tokens, without white space and
-/// semicolons at its ends. Optimizer hints stay. So does the content of comments that TiDB runs, without their marks.
+/// semicolons at its ends. Optimizer hints stay. So does the content of comments that TiDB runs, without their marks,
+/// also if such a comment has begun in an earlier statement.
 ///
 /// ```
 /// let text = sql_text::without_comments(b"DELETE/**/FROM  t /*! WHERE a = '/*b  */' */; -- all");
@@ -25,6 +26,11 @@ pub fn without_comments(sql: &[u8]) -> Cow<'_, [u8]> {
     let (mut end, mut kept) = (0, 0);
     while let Some((_, start)) = scanner.next(&mut literal) {
         literal.clear();
+        if sql[start..].starts_with(b"*/") {
+            // The comment began in an earlier statement of the text. These are no operators: none may follow `*`.
+            scanner.at = start + 2;
+            continue;
+        }
         push_gap(&sql[end..start], &mut text);
         let token = &sql[start..scanner.at];
         text.extend_from_slice(token);
@@ -156,6 +162,7 @@ mod tests {
             ("sel/**/ect", "sel ect"),
             ("select count/**/(*)  from  t", "select count (*) from t"),
             ("/*", "/*"),
+            ("delete from*/ t */", "delete from t"),
             ("select 'à'  from t", "select 'à' from t"),
         ];
         for (sql, expected) in cases {
