@@ -55,16 +55,7 @@ async def add_rule(engine: EngineDep, body: AddRuleRequest) -> RuleList:
     return _list(engine)
 
 
-@router.delete(
-    "/v1/rules/{name}",
-    summary="Remove a rule that the API has set",
-    responses=openapi_responses(ProblemKind.UNKNOWN_RULE, *WRITE_PROBLEMS),
-)
-async def remove_rule(engine: EngineDep, name: _RuleName) -> RuleList:
-    await engine.rules.remove(name)
-    return _list(engine)
-
-
+# Before the route with a name, so that the methods of this path are found.
 @router.post(
     "/v1/rules/check",
     summary="Show what the rules would do to a statement",
@@ -74,3 +65,13 @@ async def remove_rule(engine: EngineDep, name: _RuleName) -> RuleList:
 )
 async def check_rules(engine: EngineDep, body: CheckRulesRequest) -> CheckResult:
     return CheckResult.model_validate(await engine.rules.check(body.request, body.rule_list))
+
+
+@router.delete(
+    "/v1/rules/{name}",
+    summary="Remove a rule that the API has set",
+    responses=openapi_responses(ProblemKind.UNKNOWN_RULE, *WRITE_PROBLEMS),
+)
+async def remove_rule(engine: EngineDep, name: _RuleName) -> RuleList:
+    await engine.rules.remove(name)
+    return _list(engine)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import ipaddress
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from api.schemas.common import ResponseModel, attribute
 from controlplane.config.statement_rules import StatementRuleSettings
 from controlplane.config.statements import MAX_RULES
 from controlplane.model.rules import RuleAction, RuleSource, StatementRule
+
+
+def _check_ip(text: str) -> str:
+    return str(ipaddress.ip_address(text))
 
 
 class RuleDetails(ResponseModel):
@@ -61,7 +66,9 @@ class CheckRulesRequest(BaseModel):
     command: Literal["query", "prepare", "execute"] = Field("query", description="How the client runs it.")
     user: str = Field("", max_length=64, description="The user.")
     database: str = Field("", max_length=64, description="The current database.")
-    client: IPvAnyAddress | None = Field(None, description="The address of the client.")
+    client: Annotated[str, AfterValidator(_check_ip)] | None = Field(
+        None, description="The address of the client."
+    )
     group: str = Field("", max_length=64, description="The group of nodes.")
     rules: list[StatementRuleSettings] | None = Field(
         None, max_length=MAX_RULES, description="The rules; default: those in force."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,9 @@ from controlplane.engine.engine import Engine
 from controlplane.errors import ModuleRequired, StateUnavailable
 from controlplane.etcd.client import EtcdClient
 from controlplane.model.intents import OnDeadline
+from controlplane.model.rules import StatementRule
 from controlplane.storage.etcd_mirror import EtcdMirror
+from controlplane.version import VERSION
 from sandbox.etcd import Etcd
 from tests.support.controlplane.engine import (
     EventRecorder,
@@ -43,6 +47,10 @@ def published_versions(engine: Engine) -> list[str]:
 
 def published_gauge(engine: Engine) -> float | None:
     return engine.registry.get_sample_value("tidevoy_plan_published")
+
+
+async def wait_for_rules(envoy: FakeEnvoy, rules: list[dict[str, Any]]) -> None:
+    await wait_until(lambda: envoy.live_configs[-1].get("rules", []) == rules)
 
 
 async def test_all_replicas_publish_the_leaders_plan(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
@@ -113,6 +121,22 @@ async def test_intents_are_applied_when_any_replica_responds(
                 assert view.weight == 7
                 await leader.operations.update(sql, weight=100)
                 await wait_for_state(engine, sql, "active")
+
+
+async def test_rules_reach_the_envoys_of_all_replicas_within_a_second(tmp_path: Path, etcd: Etcd) -> None:
+    rule = StatementRule("no-reports", '{"name": "no-reports", "user": ["report"], "block": {}}')
+    async with (
+        run_engines(tmp_path, etcd) as (leader, follower),
+        FakeEnvoy(leader.xds_port, "envoy-1", module=VERSION) as one,
+        FakeEnvoy(follower.xds_port, "envoy-2", module=VERSION) as two,
+    ):
+        for rules in ([rule], []):
+            await wait_until(lambda: bool(one.live_configs and two.live_configs))
+            start = time.monotonic()
+            await follower.rules.replace(rules)
+            for envoy in (one, two):
+                await wait_for_rules(envoy, [rule.definition for rule in rules])
+            assert time.monotonic() - start < 1.0
 
 
 async def test_concurrent_intents_on_all_replicas_are_kept(

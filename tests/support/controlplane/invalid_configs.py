@@ -10,8 +10,8 @@ _QUOTING_HINT = (
     " needs quotes"
 )
 _TOP_LEVEL_KEYS = (
-    "pd, nodes, sql, backend, limits, tls, health, balance, groups, zones, backup, drain, module, migration,"
-    " rebalance, rollouts, overload, envoy_health, end, xds, api, replicas, log, state_dir,"
+    "pd, nodes, sql, backend, limits, statements, tls, health, balance, groups, zones, backup, drain, module,"
+    " migration, rebalance, rollouts, overload, envoy_health, end, xds, api, replicas, log, state_dir,"
     " allow_unauthenticated"
 )
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 from controlplane.errors import NotLeader, StateUnavailable, VersionConflict
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan, RebalanceState
+from controlplane.model.rules import StatementRule
 from controlplane.replicas.plan_replicator import PlanReplicator, has_urgent_change, min_interval
 from controlplane.storage.store import SavedPlan
 from tests.support.waiting import wait_until
@@ -37,6 +38,7 @@ def changed(**fields: object) -> Plan:
         (changed(terminate_sessions=True), True),
         (Plan(), True),
         (replace(PLAN, panic_threshold_reason="reason"), True),
+        (replace(PLAN, rules=(StatementRule("r", "{}"),)), True),
         (replace(PLAN, nodes={"a:1": replace(NODE)}, rebalance=RebalanceState(since=1.0, round=1)), True),
         (replace(PLAN, nodes={"a:1": replace(NODE)}, weights_computed_at=5.0), False),
     ],

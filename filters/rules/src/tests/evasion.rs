@@ -20,6 +20,8 @@ fn comments_spacing_case_and_quoting_do_not_matter() {
         "explain analyze delete from shop.users where id = 1",
         "select 1; delete from shop.users where id = 1",
         "select 1;;/* ; */; delete from shop.users where id = 1;",
+        "select 1 /*!; delete from*/ shop.users where id = 1",
+        "select 1 /*T! ; delete */ from shop.users /*! where id = 1; select 2 */",
         "prepare s from 'delete  from shop.users where id=1'",
         "PREPARE`s`FROM'delete/**/from shop.users where id=1'",
         "/*!prepare*/ s from 'delete/**/from `shop`.`users` where id=1'",
@@ -70,6 +72,7 @@ fn digest_is_the_same_for_other_literals_and_comments() {
         "SELECT a FROM t WHERE b = 'x'",
         "select/**/a from`t`where b=2;",
         "prepare s from 'select a from t where b = ?'",
+        "select 1 /*!; select a*/ from t where b = 2",
     ] {
         assert_eq!(outcome(&CLIENT.judge(&rules, sql.as_bytes())), "block x", "{sql}");
     }

@@ -104,6 +104,11 @@ fn rewriting() {
             "use a; select 1 from `b` ; select 2",
         ),
         (
+            r#""rewrite": {"tables": {"a": "b"}}"#,
+            "select 1 /*!; delete from*/ a; select 2",
+            "select 1 /*!; /*! delete from*/ `b`; select 2",
+        ),
+        (
             r#""pattern": "1", "rewrite": {"text": "select 3"}"#,
             "select 1; select 2; select 1",
             "select 3; select 2; select 3",
