@@ -10,19 +10,26 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.tidb_sim.packets import Capability, MySqlCommand
 from tests.support.fake_servers import run_fake_server
 from tests.support.module.bootstrap import ModuleConfig
-from tests.support.module.envoy import run_envoy, with_timeout
+from tests.support.module.envoy import connect_logged_in, read_to_end, run_envoy, with_timeout
 from tests.support.module.statement_rules import (
     BLOCK_FORBIDDEN,
+    BLOCKED,
     QUERY_ATTRIBUTES,
     RecordingNode,
     StatementGenerator,
+    attribute_block,
+    execute,
+    lenenc_int_pair,
     run_round,
 )
+from tests.support.module.switchable_envoy import run_switchable
 from tests.support.soak import SOAK
 from tests.support.tidb_sim_clients import CAPABILITIES
 
+_LIMIT_REACHED = 1226
 _REQUESTS = 100_000 if SOAK else 3_000
 _CLIENTS = 4
 
@@ -53,3 +60,113 @@ async def test_no_forbidden_statement_reaches_the_node(tmp_path: Path, attribute
         print(f"{sent} requests, {len(node.requests)} with statements have arrived")
         assert not arrived, arrived[:3]
         assert len(node.requests) > sent / 4
+
+
+def error_of(payload: bytes) -> int:
+    """Return the error code of a response; 0: it is OK."""
+    return int.from_bytes(payload[1:3], "little") if payload[0] == 0xFF else 0
+
+
+async def test_rewritten_statement_keeps_its_attributes(tmp_path: Path) -> None:
+    rename = {"name": "rename", "rewrite": {"tables": {"orders": "orders_2025"}}}
+    replace = {"replace": "select /*+ x() */ $1 from t"}
+    hint = {"name": "hint", "pattern": "^select (.*) from t$", "rewrite": replace}
+    node = RecordingNode(attributes=True)
+    async with run_switchable(node.handler, tmp_path, {"rules": [hint, rename]}) as switchable:
+        client = await switchable.envoy.connect()
+        await with_timeout(client.login(CAPABILITIES | QUERY_ATTRIBUTES))
+        head = lenenc_int_pair(1) + attribute_block(["value"])
+        texts = b"SELECT a, b FROM t; update orders set x = 1"
+        await with_timeout(client.send_command(MySqlCommand.QUERY, head + texts))
+        await with_timeout(client.send_command(MySqlCommand.STMT_PREPARE, b"select orders.a from orders"))
+        assert node.requests == [
+            b"\x03" + head + b"select /*+ x() */ a, b from t; update `orders_2025` set x = 1",
+            b"\x16select `orders_2025`.a from `orders_2025`",
+        ]
+
+
+async def test_statement_waits_for_a_place_or_is_refused(tmp_path: Path) -> None:
+    node = RecordingNode(gate=asyncio.Event())
+    assert node.gate is not None
+    rules = [
+        {"name": "wait", "pattern": "slow", "user": ["root"], "limit": {"concurrent": 1, "wait": 30}},
+        {"name": "refuse", "pattern": "rare", "limit": {"per_second": 0.01}},
+    ]
+    async with run_switchable(node.handler, tmp_path, {"rules": rules}) as switchable:
+        first, second = [await connect_logged_in(switchable.envoy) for _ in range(2)]
+        running = asyncio.create_task(first.query("select slow"))
+        while not node.requests:  # noqa: ASYNC110 - the node sends no event
+            await asyncio.sleep(0.01)
+        # The client sends another statement ahead, which stays behind the first one.
+        second.writer.write(b"\x0c\0\0\0\x03select slow\x01\0\0\0\x0e")
+        third = await connect_logged_in(switchable.envoy)
+        assert error_of(await with_timeout(third.query("select 1"))) == 0
+        assert len(node.requests) == 2, "the second slow statement waits"
+        node.gate.set()
+        assert error_of(await with_timeout(running)) == 0
+        assert [error_of((await with_timeout(second.read_packet()))[1]) for _ in range(2)] == [0, 0]
+        assert [error_of(await with_timeout(second.query("select rare"))) for _ in range(2)] == [
+            0,
+            _LIMIT_REACHED,
+        ]
+        assert error_of(await with_timeout(second.query("select 1"))) == 0, "the session goes on"
+
+
+async def test_rules_apply_at_once_to_sessions_and_to_what_they_have_prepared(tmp_path: Path) -> None:
+    node = RecordingNode()
+    async with run_switchable(node.handler, tmp_path) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        text = b"delete from forbidden_1"
+        prepared = await with_timeout(client.send_command(MySqlCommand.STMT_PREPARE, text))
+        statement = execute(int.from_bytes(prepared[1:5], "little"))[1:]
+
+        async def run() -> int:
+            return error_of(await with_timeout(client.send_command(MySqlCommand.STMT_EXECUTE, statement)))
+
+        assert await run() == 0
+        await switchable.apply({"rules": [{**BLOCK_FORBIDDEN, "dry_run": True}]})
+        assert await run() == 0
+        await switchable.apply({"rules": [BLOCK_FORBIDDEN]})
+        assert await run() == BLOCKED
+        await switchable.envoy.wait_for_metrics(
+            {("rule_hits", "true", "no-forbidden"): 1, ("rule_hits", "false", "no-forbidden"): 1}
+        )
+        await switchable.apply({})
+        assert await run() == 0
+
+
+async def test_rule_for_a_database_follows_use(tmp_path: Path) -> None:
+    node = RecordingNode()
+    rule = {"name": "no-shop", "pattern": "^drop", "database": ["shop"], "block": {}}
+    async with run_switchable(node.handler, tmp_path) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        await with_timeout(client.query("use `Shop`"))
+        await switchable.apply({"rules": [rule]})
+        assert error_of(await with_timeout(client.query("drop table t"))) == BLOCKED
+        assert error_of(await with_timeout(client.query("use other; drop table t"))) == 0
+        assert error_of(await with_timeout(client.query("use shop; drop table t"))) == BLOCKED
+        assert error_of(await with_timeout(client.send_command(MySqlCommand.INIT_DB, b"other"))) == 0
+        assert error_of(await with_timeout(client.query("drop table t"))) == 0
+
+
+async def test_compressed_session_ends_when_there_are_rules(tmp_path: Path) -> None:
+    node = RecordingNode()
+    offer = Capability.COMPRESS
+    node.offered |= offer
+    passthrough = {"compression": "passthrough"}
+    async with run_fake_server(node.handler) as server:
+        config = ModuleConfig(client=passthrough, live_settings={"rules": [BLOCK_FORBIDDEN]})
+        async with run_envoy(tmp_path, [server.endpoint], config) as envoy:
+            client = await envoy.connect()
+            _, greeting = await with_timeout(client.read_packet())
+            low = greeting.index(b"\0") + 1 + 4 + 8 + 1
+            assert not int.from_bytes(greeting[low : low + 2], "little") & offer
+    switched = tmp_path / "switched"
+    switched.mkdir()
+    async with run_switchable(node.handler, switched, client=passthrough) as switchable:
+        client = await switchable.envoy.connect()
+        assert (await with_timeout(client.login(CAPABILITIES | offer)))[0] == 0
+        await switchable.apply({"rules": [BLOCK_FORBIDDEN]})
+        client.writer.write(b"compressed statement")
+        assert await read_to_end(client) == b""
+        assert node.requests == []

@@ -46,7 +46,10 @@ class RecordingNode:
     """A node that answers every command with OK, and keeps the payloads of all requests with statements."""
 
     attributes: bool = False
+    offered: Capability = OFFERED_CAPABILITIES
     requests: list[bytes] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+    """If set, statements that contain `slow` are answered only while this event is set."""
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -54,7 +57,7 @@ class RecordingNode:
         return self._serve
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        offered = OFFERED_CAPABILITIES | (QUERY_ATTRIBUTES if self.attributes else Capability(0))
+        offered = self.offered | (QUERY_ATTRIBUTES if self.attributes else Capability(0))
         node = await accept_login(reader, writer, greeting_packet(offered=offered))
         while True:
             sequence, payload = await read_message(node)
@@ -63,6 +66,8 @@ class RecordingNode:
                 continue
             if command in {MySqlCommand.QUERY, MySqlCommand.STMT_PREPARE, MySqlCommand.STMT_EXECUTE}:
                 self.requests.append(payload)
+            if self.gate is not None and b"slow" in payload:
+                await self.gate.wait()
             answer = ok(AUTOCOMMIT)
             if command == MySqlCommand.STMT_PREPARE:
                 answer = struct.pack("<BIHHBH", 0, next(self._ids), 0, 0, 0, 0)

@@ -33,11 +33,18 @@ class SwitchableEnvoy:
 
 @asynccontextmanager
 async def run_switchable(
-    serve: Handler, directory: Path, live_settings: Mapping[str, Any] | None = None
+    serve: Handler,
+    directory: Path,
+    live_settings: Mapping[str, Any] | None = None,
+    *,
+    client: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[SwitchableEnvoy]:
-    """Run an Envoy in front of the node `n`, which serves each connection with `serve`."""
+    """Run an Envoy in front of the node `n`, which serves each connection with `serve`.
+
+    `client`: settings of the socket to clients.
+    """
     endpoints = directory / "endpoints.json"
-    config = ModuleConfig(endpoints=endpoints, live_settings=live_settings or {})
+    config = ModuleConfig(endpoints=endpoints, live_settings=live_settings or {}, client=client or {})
     async with run_fake_server(serve) as node:
         host = Host(node.endpoint, "n")
         async with run_envoy(directory, [host], config, workers=2) as envoy:
