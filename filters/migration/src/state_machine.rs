@@ -154,6 +154,12 @@ impl Migration {
         )
     }
 
+    /// The session's connection id at the target. None: the target has not greeted.
+    #[must_use]
+    pub const fn target_connection_id(&self) -> Option<u32> {
+        self.target_login.connection_id()
+    }
+
     /// Whether the login at the target has succeeded, so that its process list shows the session.
     #[must_use]
     pub const fn is_logged_in(&self) -> bool {

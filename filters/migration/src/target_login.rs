@@ -82,6 +82,7 @@ pub struct TargetLogin {
     sequence: u8,
     /// Restores the states. Sent after the login.
     restore_statement: Option<Rc<RestoreStatement>>,
+    connection_id: Option<u32>,
 }
 
 impl TargetLogin {
@@ -96,7 +97,14 @@ impl TargetLogin {
             phase: TargetLoginPhase::Greeting,
             sequence: 1,
             restore_statement: None,
+            connection_id: None,
         }
+    }
+
+    /// The connection id in the node's greeting. None: it has not greeted.
+    #[must_use]
+    pub const fn connection_id(&self) -> Option<u32> {
+        self.connection_id
     }
 
     /// Sets the session's current identity, which its client may have changed.
@@ -190,6 +198,7 @@ impl TargetLogin {
         if message.sequence != 0 {
             return Err(LoginFailure::ProtocolError);
         }
+        self.connection_id = greeting::connection_id(&message.payload);
         let needed = handshake_response::capabilities(&self.identity.handshake_head(false));
         if !greeting.capabilities.understood().has(needed) {
             return Err(LoginFailure::MissingCapabilities);

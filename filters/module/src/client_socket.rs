@@ -180,7 +180,7 @@ impl ClientConn {
                 Some(Found::Held(request)) => match (session.decide(&request), &request) {
                     (Decision::Pass, Request::Received(_)) => {
                         passing.end += request.len();
-                        self.track_request(session, &request, &request)
+                        self.track_request(session, &request)
                     }
                     (decision, _) => {
                         self.conn.forward(&input[passing], passed);
@@ -208,13 +208,18 @@ impl ClientConn {
         passed: &mut usize,
     ) -> Result<(), ReadStep> {
         let changed;
-        let packets = match decision {
+        let passing = match decision {
             Decision::Pass => request,
             Decision::Change(packets) => {
-                changed = packets;
-                &*changed
+                changed = Request::Collected(packets);
+                &changed
             }
             Decision::Reject(why) => return Err(self.reject_command(session, why)),
+            Decision::Wait => {
+                session.hold_kill();
+                *self.held_input.borrow_mut() = [request, rest].concat();
+                return Err(ReadStep::Wait);
+            }
             Decision::Answer(answer) if session.may_answer() => {
                 let sent = self.conn.write_or_queue(&answer);
                 return if sent == Io::Broken { Err(ReadStep::Close) } else { Ok(()) };
@@ -225,14 +230,14 @@ impl ClientConn {
                 return Err(ReadStep::Wait);
             }
         };
-        self.track_request(session, packets, request)?;
-        self.conn.forward(packets, passed);
+        self.track_request(session, passing)?;
+        self.conn.forward(passing, passed);
         Ok(())
     }
 
-    /// Tracks the packets that stand for a whole request.
-    fn track_request(&self, session: &Rc<Session>, packets: &[u8], request: &Request<'_>) -> Result<(), ReadStep> {
-        self.track(session, packets, packets.get(HEADER) == Some(&CHANGE_USER))?;
+    /// Tracks a whole request.
+    fn track_request(&self, session: &Rc<Session>, request: &Request<'_>) -> Result<(), ReadStep> {
+        self.track(session, request, request.get(HEADER) == Some(&CHANGE_USER))?;
         session.on_request(request);
         Ok(())
     }

@@ -13,6 +13,7 @@
 //! [`live_settings`].
 //! [`login_log`] writes a line for each login.
 //! [`statements`] reports statistics of statements.
+//! [`fleet_commands`] runs commands of the control plane about sessions, and asks which session a KILL means.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
 #![deny(unsafe_code)]
@@ -29,6 +30,8 @@ mod delay_queue;
 mod ejection;
 mod envoy_drain;
 mod filter;
+mod fleet_commands;
+mod grpc;
 mod hosts;
 mod live_config;
 mod live_settings;

@@ -169,6 +169,7 @@ impl LoginFailover {
             return self.give_up(&session);
         }
         conn.replace_connection(tls);
+        session.set_node_id(self.attempt.borrow().connection_id());
         session.resume_login();
         if let Some(node) = &*self.target_node.borrow() {
             node.node.shared.end_ejection();

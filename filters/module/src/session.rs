@@ -5,8 +5,10 @@ mod close_probe;
 mod ending;
 mod identity;
 mod kept_states;
+mod kill;
 mod lifecycle;
 mod limits;
+mod listing;
 mod login;
 mod login_record;
 mod migration;
@@ -45,6 +47,7 @@ use assigned_node::{AssignedNode, CountedState};
 use identity::SessionIdentity;
 use lifecycle::Effect;
 use limits::SessionSlots;
+use listing::ConnectionIds;
 use login::SessionLogin;
 use node_loss::LossEvent;
 use requests::SessionRequests;
@@ -74,6 +77,7 @@ pub(crate) struct Session {
     traffic: RefCell<Option<Traffic>>,
     requests: SessionRequests,
     identity: SessionIdentity,
+    ids: ConnectionIds,
     slots: SessionSlots,
     pub(crate) kept_states: KeptStates,
     pub(crate) migration: MigrationState,
@@ -114,6 +118,7 @@ impl Session {
             traffic: RefCell::default(),
             requests: SessionRequests::default(),
             identity: SessionIdentity::default(),
+            ids: ConnectionIds::default(),
             slots: SessionSlots::default(),
             kept_states: KeptStates::default(),
             migration: MigrationState::default(),

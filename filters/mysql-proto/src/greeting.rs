@@ -99,6 +99,14 @@ pub(crate) fn clear_unsupported(extended: &mut [u8]) {
     }
 }
 
+/// The connection id in the payload of a greeting. None: it is no greeting.
+#[must_use]
+pub fn connection_id(payload: &[u8]) -> Option<u32> {
+    let (&10, rest) = payload.split_first()? else { return None };
+    let version = rest.iter().position(|&byte| byte == 0)?;
+    Some(u32::from_le_bytes(*rest.get(version + 1..)?.first_chunk()?))
+}
+
 fn half(payload: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(*payload.get(at..)?.first_chunk()?))
 }
@@ -132,6 +140,8 @@ mod tests {
         assert_eq!(greeting.salt, b"abcdefghijklmnopqrst");
         assert_eq!(&payload[greeting.plugin.clone()], b"caching_sha2_password");
         assert_eq!(greeting.capabilities, Capabilities(BITS | 1));
+        assert_eq!(connection_id(&payload), Some(7));
+        assert_eq!([&b""[..], b"\x0a8.0", b"\x0a8.0\0\x01\0\0", b"\xff"].map(connection_id), [None; 4]);
     }
 
     #[test]

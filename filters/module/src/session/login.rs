@@ -154,6 +154,11 @@ impl Session {
         self.client.has_tls()
     }
 
+    /// How long the login has been going on. Zero: it is over.
+    pub(super) fn login_time(&self) -> Duration {
+        self.with_session_login(|login| login.elapsed()).unwrap_or_default()
+    }
+
     /// See [`SessionLogin::has_plain_node_side`].
     pub(crate) fn set_plain_node_side(&self) {
         self.with_session_login(|login| login.has_plain_node_side = true);

@@ -1,19 +1,22 @@
 //! The requests of an established session: the module finds them in the client's bytes, and sees some of them as a whole.
 //!
-//! A command that changes the identity is held until it is complete, if no response is outstanding. While statements are
+//! A command that changes the identity is held until it is complete, if no response is outstanding. A KILL is held until
+//! it is known which session it means. While statements are
 //! observed, requests with statements are shown when their bytes have passed.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use mysql_proto::command::Command;
 use mysql_proto::error::ProxyError;
+use mysql_proto::packet::HEADER;
 use mysql_proto::request_reader::{Found, Interest, Request, RequestReader, RequestStart};
 use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::TrackerState;
 
-use super::Session;
-use super::identity;
+use super::{Session, identity, kill};
 use crate::commands::{ChangeUserResult, Commands};
+use crate::fleet_commands::KillAnswer;
 use crate::statements;
 
 /// What becomes of a held request.
@@ -25,6 +28,8 @@ pub(crate) enum Decision {
     Answer(Vec<u8>),
     /// The client gets this error, and the session ends.
     Reject(ProxyError),
+    /// The decision comes later, with [`Session::on_kill_answer`].
+    Wait,
 }
 
 /// Why the client's next request is held.
@@ -34,6 +39,8 @@ pub(super) enum RequestHold {
     None,
     /// Its answer must follow the responses of the node.
     Responses,
+    /// It is a KILL, and the control plane is asked which session it means.
+    Kill,
 }
 
 /// The requests of one session.
@@ -43,6 +50,22 @@ pub(super) struct SessionRequests {
     hold: Cell<RequestHold>,
     /// The decision about the held request, if it was made before the request can be answered.
     decision: RefCell<Option<Decision>>,
+    /// What the control plane has answered about the held KILL.
+    kill_answer: RefCell<Option<KillAnswer>>,
+}
+
+impl SessionRequests {
+    pub(super) fn set_hold(&self, hold: RequestHold) {
+        self.hold.set(hold);
+    }
+
+    pub(super) fn set_kill_answer(&self, answer: KillAnswer) {
+        self.kill_answer.replace(Some(answer));
+    }
+
+    pub(super) fn take_kill_answer(&self) -> Option<KillAnswer> {
+        self.kill_answer.take()
+    }
 }
 
 impl Session {
@@ -69,12 +92,14 @@ impl Session {
         };
         self.follow_statements_switch(&mut traffic.commands);
         let statements = &traffic.commands.statements;
+        let has_attributes = statements.has_attributes();
         let expects_command = traffic.tracker.expects_command();
         self.requests.reader.borrow_mut().next(bytes, |start: RequestStart<'_>| match Command::from(start.command) {
             _ if !expects_command => Interest::None,
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
-            command if statements.is_observed(command, start.content) => Interest::Observe,
-            _ => Interest::None,
+            command => kill::interest(start, has_attributes).unwrap_or_else(|| {
+                if statements.is_observed(command, start.content) { Interest::Observe } else { Interest::None }
+            }),
         })
     }
 
@@ -84,9 +109,15 @@ impl Session {
     }
 
     /// Decides about a held request.
-    pub(crate) fn decide(&self, request: &Request<'_>) -> Decision {
+    pub(crate) fn decide(self: &Rc<Self>, request: &Request<'_>) -> Decision {
         if let Some(decision) = self.requests.decision.take() {
             return decision;
+        }
+        if matches!(
+            request.get(HEADER).map(|command| Command::from(*command)),
+            Some(Command::Query | Command::ProcessKill)
+        ) {
+            return self.decide_kill(request);
         }
         match self.check_identity_command(request) {
             Ok(None) => Decision::Pass,
@@ -141,6 +172,11 @@ impl Session {
                 statements.on_user_changed(&self.worker.statements, names.user(), names.database());
             });
         }
+    }
+
+    /// Whether client and node have agreed on query attributes.
+    pub(super) fn has_query_attributes(&self) -> bool {
+        self.with_traffic(|traffic| traffic.commands.statements.has_attributes()).unwrap_or_default()
     }
 
     fn is_opaque(&self) -> bool {

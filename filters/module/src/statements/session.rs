@@ -82,6 +82,24 @@ impl SessionStatements {
         }
     }
 
+    /// Whether client and node have agreed on query attributes.
+    pub(crate) fn has_attributes(&self) -> bool {
+        self.has_attributes
+    }
+
+    /// The selected database. Empty: none.
+    pub(crate) fn database(&self) -> &[u8] {
+        &self.database
+    }
+
+    /// The statement that runs. None: no statement runs, or it is not known.
+    pub(crate) fn running(&self) -> Option<&Statement> {
+        match &self.commands.front()?.content {
+            Content::Runs(run, _) => run.statement.as_deref(),
+            Content::Prepares(_) | Content::Selects(_) | Content::Other => None,
+        }
+    }
+
     /// Whether statistics are collected.
     pub(crate) fn is_collecting(&self) -> bool {
         self.user.is_some()
@@ -142,10 +160,11 @@ impl SessionStatements {
             }
             Command::Prepare => Content::Prepares(collector.identify(&payload[1..])),
             Command::InitDb => Content::Selects(payload[1..].into()),
-            _ => {
+            Command::Execute | Command::BulkExecute => {
                 let statement = statement_id(&payload).and_then(|id| self.prepared.get(&id)).cloned();
                 Content::Runs(Run { statement, database: None }, Vec::new().into_iter())
             }
+            _ => return,
         };
         if let Some(newest) = self.commands.back_mut() {
             newest.request_bytes = request.len();

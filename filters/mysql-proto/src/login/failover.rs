@@ -9,7 +9,7 @@
 use super::{FirstPacket, Login, LoginStage, first_packet};
 use crate::capability::Capabilities;
 use crate::error;
-use crate::greeting::Greeting;
+use crate::greeting::{self, Greeting};
 use crate::handshake_response::{self, HandshakeResponse};
 use crate::packet::{HEADER, Header};
 
@@ -54,9 +54,16 @@ pub struct LoginAttempt {
     needed: Capabilities,
     response: Vec<u8>,
     received: Vec<u8>,
+    connection_id: Option<u32>,
 }
 
 impl LoginAttempt {
+    /// The connection id in the greeting of this node. None: it has not greeted.
+    #[must_use]
+    pub fn connection_id(&self) -> Option<u32> {
+        self.connection_id
+    }
+
     /// Takes bytes from the node, decrypted if there is TLS.
     pub fn receive(&mut self, bytes: &[u8]) -> FailoverAction {
         self.received.extend_from_slice(bytes);
@@ -92,6 +99,7 @@ impl LoginAttempt {
         let Some(greeting) = Greeting::parse(&received[HEADER..end]).filter(|_| received.len() == end) else {
             return FailoverAction::Invalid;
         };
+        self.connection_id = greeting::connection_id(&received[HEADER..end]);
         let offered = greeting.capabilities.understood();
         match self.ssl_request {
             _ if !offered.has(self.needed) => FailoverAction::MissingCapability,
@@ -143,7 +151,14 @@ impl Login {
         response.splice(plugin, UNKNOWN_PLUGIN.iter().copied());
         let needed = claimed.and(self.offered.understood()).without(Capabilities::SSL);
         let ssl_request = self.ssl_request.filter(|_| self.node_tls);
-        Some(LoginAttempt { phase: FailoverPhase::Greeting, ssl_request, needed, response, received: Vec::new() })
+        Some(LoginAttempt {
+            phase: FailoverPhase::Greeting,
+            ssl_request,
+            needed,
+            response,
+            received: Vec::new(),
+            connection_id: None,
+        })
     }
 
     /// The sequence number of the node's answer to the client's response.
