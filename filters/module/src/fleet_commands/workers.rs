@@ -78,5 +78,5 @@ fn find_sessions(worker: &WorkerContext, id: u64) -> Option<Vec<SessionMessage>>
     for session in found.iter().filter(|session| !session.is_on_its_way()) {
         session.pin(PIN_TIME);
     }
-    is_settled.then(|| found.iter().map(|session| Session::describe(session)).collect())
+    is_settled.then(|| found.iter().map(Session::describe).collect())
 }
