@@ -111,8 +111,7 @@ impl Session {
     /// The control plane has told what becomes of the held KILL.
     pub(crate) fn on_kill_answer(&self, answer: KillAnswer) {
         self.requests.set_kill_answer(answer);
-        self.requests.set_hold(RequestHold::None);
-        self.client.read_again();
+        self.resume_request();
     }
 }
 

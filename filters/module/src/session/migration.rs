@@ -375,7 +375,11 @@ impl Session {
         if self.migration.is_probing() {
             return;
         }
-        offload::rearm(&self.client);
+        if self.is_request_resuming() {
+            self.client.read_again();
+        } else {
+            offload::rearm(&self.client);
+        }
     }
 
     pub(super) fn abandon_migration(&self) {

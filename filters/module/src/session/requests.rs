@@ -52,6 +52,8 @@ pub(super) struct SessionRequests {
     decision: RefCell<Option<Decision>>,
     /// What the control plane has answered about the held KILL.
     kill_answer: RefCell<Option<KillAnswer>>,
+    /// The held request may continue, but it was not read again yet.
+    is_resuming: Cell<bool>,
 }
 
 impl SessionRequests {
@@ -110,6 +112,7 @@ impl Session {
 
     /// Decides about a held request.
     pub(crate) fn decide(self: &Rc<Self>, request: &Request<'_>) -> Decision {
+        self.requests.is_resuming.set(false);
         if let Some(decision) = self.requests.decision.take() {
             return decision;
         }
@@ -145,9 +148,23 @@ impl Session {
     /// The node has responded, or the client has received bytes.
     pub(super) fn continue_held_request(&self) {
         if self.requests.hold.get() == RequestHold::Responses && (self.may_answer() || self.is_opaque()) {
-            self.requests.hold.set(RequestHold::None);
+            self.resume_request();
+        }
+    }
+
+    /// Ends the hold of the client's next request. If the client is held for another reason, too, the request is read
+    /// when that reason has ended.
+    pub(super) fn resume_request(&self) {
+        self.requests.hold.set(RequestHold::None);
+        self.requests.is_resuming.set(true);
+        if !self.migration.is_client_held() {
             self.client.read_again();
         }
+    }
+
+    /// Whether a request that was held is to be read again. The kernel does not report it, since it was received.
+    pub(super) fn is_request_resuming(&self) -> bool {
+        self.requests.is_resuming.get()
     }
 
     /// Collects statistics of statements or not, as the control plane wants.
