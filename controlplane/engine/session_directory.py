@@ -103,17 +103,12 @@ class SessionDirectory:
 
     def _expected(self, envoy: str | None) -> dict[str, int]:
         """Return the Envoys that may have sessions, and how many processes of each."""
-        last_seen = self._cluster.facts.envoys_last_seen
-        statuses = [view.status for view in self._cluster.envoys(traffic=False)]
+        statuses = self._cluster.envoys_with_sessions()
         if envoy is not None:
             if all(status.id != envoy for status in statuses):
                 raise UnknownEnvoy(envoy)
             statuses = [status for status in statuses if status.id == envoy]
-        return {
-            status.id: max(1, status.streams)
-            for status in statuses
-            if status.filter == "module" and status.id in last_seen
-        }
+        return {status.id: max(1, status.streams) for status in statuses if status.filter == "module"}
 
     async def _ask(self, command: Any, expected: dict[str, int]) -> _Answers:
         """Run a command until all expected Envoys have answered, at most ASK_SECONDS."""

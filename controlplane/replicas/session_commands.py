@@ -40,7 +40,9 @@ class ReplicaCommands:
     def register(self, server: grpc.aio.Server, _: AuthorizeEnvoy) -> None:
         """Add the service to a server that has not started."""
         handler = grpc.unary_stream_rpc_method_handler(
-            self._serve, request_deserializer=commands_pb2.RunRequest.FromString
+            self._serve,
+            request_deserializer=commands_pb2.RunRequest.FromString,
+            response_serializer=commands_pb2.RunReply.SerializeToString,
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -43,6 +44,9 @@ BYSTANDERS = 20
 _SETTINGS = {"rebalance": {"enabled": False}}
 _MOVE_INTERVAL_SECONDS = 0.4
 _RESULT_SECONDS = 3.0
+_WATCH_INTERVAL_SECONDS = 0.05
+_RUNNING_QUERY = "select info from information_schema.processlist where info like 'select sleep%'"
+_MARKER = re.compile(r"select sleep\(100\), '(.+)'")
 _ACCESS_DENIED = {1094, 1095, 1227}
 pytestmark = pytest.mark.timeout(900 if SOAK else 180)
 
@@ -65,7 +69,8 @@ class Fleet:
     def __init__(self, stack: LocalCluster, other_port: int, exit_stack: AsyncExitStack) -> None:
         self.stack, self.other_port = stack, other_port
         self._exit_stack = exit_stack
-        self._admins: dict[int, Connection] = {}
+        self.running: set[str] = set()
+        """The markers of the statements that the servers run."""
 
     @property
     def nodes(self) -> Sequence[Tidb]:
@@ -142,17 +147,27 @@ class Fleet:
             for node in self.nodes:
                 await self.undrain(node)
 
-    def runs(self, marker: str) -> bool:
-        """Whether a server runs a statement with this marker."""
-        count = f"select count(*) from information_schema.processlist where info like '%sleep%{marker}%'"
-        for node in self.nodes:
-            if node.port not in self._admins:
-                self._admins[node.port] = connect_directly(node)
-                self._exit_stack.callback(self._admins[node.port].close)
-            own = " and info not like '%processlist%'"
-            if query_value(self._admins[node.port], count + own):
-                return True
-        return False
+    @asynccontextmanager
+    async def watching_statements(self) -> AsyncIterator[None]:
+        """Keep `running` up to date during the block."""
+        admins = [connect_directly(node) for node in self.nodes]
+
+        async def watch() -> None:
+            while True:
+                listed = await asyncio.to_thread(
+                    lambda: [row[0] for admin in admins for row in query_rows(admin, _RUNNING_QUERY)]
+                )
+                self.running = {match[1] for text in listed if (match := _MARKER.search(str(text)))}
+                await asyncio.sleep(_WATCH_INTERVAL_SECONDS)
+
+        task = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            for admin in admins:
+                admin.close()
 
 
 async def _read_until_end(client: RawClient) -> None:
@@ -194,6 +209,7 @@ async def test_ctrl_c_stops_the_statement(tmp_path: Path, cluster: TidbCluster, 
         rounds = PRESSES // len(clients)
         # A session that a KILL has found does not move for 3 s.
         pause = 6.0 if moves == "during" else 0.5
+        await terminals.enter_async_context(fleet.watching_statements())
         presses = [press_ctrl_c(fleet, client, index, rounds, pause) for index, client in enumerate(clients)]
         if moves == "during":
             async with fleet.moving():
@@ -222,9 +238,9 @@ async def press_ctrl_c(
     durations = []
     for number in range(rounds):
         await asyncio.sleep(random.uniform(0, pause))
-        marker = f"c{index}-{number}."
+        marker = f"c{index}-{number}"
         client.start(f"select sleep(100), '{marker}';")
-        await wait_until(lambda marker=marker: fleet.runs(marker), 10)  # type: ignore[misc]
+        await wait_until(lambda marker=marker: marker in fleet.running, 10)  # type: ignore[misc]
         await asyncio.sleep(random.uniform(0, 0.3))
         assert not client.has_result, client.text
         pressed = time.monotonic()
@@ -322,7 +338,7 @@ async def test_privilege_is_that_of_a_direct_kill(
         assert (error, victim.has_ended) == direct
         assert not is_same_node or (error in _ACCESS_DENIED and not victim.has_ended)
         # A user may end its own sessions, also by COM_PROCESS_KILL.
-        weak.kill(weak_victim.thread_id())
+        weak.kill(weak_victim.thread_id())  # type: ignore[no-untyped-call]
         with pytest.raises(pymysql.err.MySQLError):
             await asyncio.to_thread(query_rows, weak_victim, "select 1")
 
@@ -330,7 +346,7 @@ async def test_privilege_is_that_of_a_direct_kill(
 def kill_directly(victims_node: Tidb, killers_node: Tidb) -> tuple[int, bool]:
     """KILL a session of root as a user without privileges, past Envoy. Return the error, and if it ends."""
     with connect_directly(victims_node) as victim, connect_directly(killers_node, user="weak") as weak:
-        error = error_of_kill(weak, victim.thread_id())
+        error = error_of_kill(weak, victim.thread_id())  # type: ignore[no-untyped-call]
         time.sleep(0.5)
         try:
             query_rows(victim, "select 1")

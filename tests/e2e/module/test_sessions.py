@@ -87,7 +87,7 @@ class Fleet:
         """Wait until both Envoys answer commands."""
 
         async def is_complete() -> bool:
-            return (await self.sessions())["incomplete"] == []
+            return not (await self.sessions())["incomplete"]
 
         await wait_until(is_complete, 15)
 
