@@ -199,7 +199,7 @@ $(LOAD_CLIENT): $(shell find bench/client filters/mysql-proto/src filters/mysql-
 
 $(READY): requirements.lock pyproject.toml hatch_build.py controlplane/etcd/rpc.proto \
 		$(addprefix controlplane/observe/envoy_reports/,statements.proto telemetry.proto) \
-		controlplane/replicas/peer_feed.proto
+		controlplane/replicas/peer_feed.proto controlplane/sessions/commands.proto
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@PYTHON=$(PYTHON) sandbox/install.sh python

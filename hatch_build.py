@@ -34,6 +34,7 @@ PROTOS = (
     "controlplane/observe/envoy_reports/statements.proto",
     "controlplane/observe/envoy_reports/telemetry.proto",
     "controlplane/replicas/peer_feed.proto",
+    "controlplane/sessions/commands.proto",
 )
 GENERATED = tuple(proto.replace(".proto", "_pb2.py") for proto in PROTOS)
 

@@ -15,7 +15,18 @@ from api.auth.audit import Auditor
 from api.auth.middleware import AuthMiddleware, BodyLimitMiddleware
 from api.auth.openapi_security import add_security
 from api.console import install as console
-from api.routes import config, envoys, events, health, limits, nodes, rollouts, rules, statements
+from api.routes import (
+    config,
+    envoys,
+    events,
+    health,
+    limits,
+    nodes,
+    rollouts,
+    rules,
+    sessions,
+    statements,
+)
 from api.schemas.events import EventDetails
 from controlplane.config.api import ApiSettings
 from controlplane.engine.engine import Engine
@@ -34,7 +45,10 @@ def create_app(engine: Engine) -> FastAPI:
     app.state.engine = engine
     app.state.stopping = asyncio.Event()
     console.install(app, engine)
-    for routes in (nodes, rollouts, envoys, limits, statements, rules, events, config, health, login):
+    for routes in (
+        *(nodes, rollouts, envoys, limits, statements, rules, sessions),
+        *(events, config, health, login),
+    ):
         app.include_router(routes.router)
     problems.install(app)
     app.state.access = AccessController(engine)

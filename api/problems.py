@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from controlplane.config.rule_checks import RuleEngineUnavailable
 from controlplane.errors import (
+    AmbiguousSession,
     ConfigError,
     ConfigErrors,
     EnvoyConnected,
@@ -31,6 +32,7 @@ from controlplane.errors import (
     UnknownNode,
     UnknownRollout,
     UnknownRule,
+    UnknownSession,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -44,6 +46,8 @@ class ProblemKind(Enum):
     UNKNOWN_NODE = (404, "No node has that address")
     NODE_EXISTS = (409, "The node already exists")
     UNKNOWN_ENVOY = (404, "No Envoy has that id")
+    UNKNOWN_SESSION = (404, "No session has that id")
+    AMBIGUOUS_SESSION = (409, "The id means several sessions")
     ENVOY_CONNECTED = (409, "The Envoy is still connected")
     NEEDS_MODULE = (409, "The operation requires Tidevoy's module in every Envoy")
     UNKNOWN_RULE = (404, "No rule has that name")
@@ -156,6 +160,8 @@ _KIND_BY_ERROR: Mapping[type[TidevoyError], ProblemKind] = {
     NodeExists: ProblemKind.NODE_EXISTS,
     ModuleRequired: ProblemKind.NEEDS_MODULE,
     UnknownEnvoy: ProblemKind.UNKNOWN_ENVOY,
+    UnknownSession: ProblemKind.UNKNOWN_SESSION,
+    AmbiguousSession: ProblemKind.AMBIGUOUS_SESSION,
     EnvoyConnected: ProblemKind.ENVOY_CONNECTED,
     UnknownRollout: ProblemKind.UNKNOWN_ROLLOUT,
     UnknownRule: ProblemKind.UNKNOWN_RULE,

@@ -23,6 +23,7 @@ from cli import (
     rollouts,
     rules,
     serve,
+    sessions,
     tokens,
     top,
 )
@@ -79,7 +80,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # help and usage errors read the same on a terminal and in a log
     pretty_exceptions_enable=False,
 )
-for commands in (serve, nodes, events, top, replicas, limits, imports):
+for commands in (serve, nodes, events, top, sessions, replicas, limits, imports):
     app.add_typer(commands.app)
 app.command()(config.reload)
 for name, group in (

@@ -59,6 +59,21 @@ class UnknownEnvoy(TidevoyError):
         super().__init__(f"no Envoy has the id {envoy}; `tidevoy envoys` lists the known ones")
 
 
+class UnknownSession(TidevoyError):
+    def __init__(self, id_: int) -> None:
+        super().__init__(f"no session has the id {id_}; `tidevoy sessions` lists the sessions")
+
+
+class AmbiguousSession(TidevoyError):
+    """An id means several sessions."""
+
+
+class SessionsUnavailable(TidevoyError):
+    """Not all Envoys have told their sessions."""
+
+    retryable = True
+
+
 class EnvoyConnected(TidevoyError):
     """An operator reported that an Envoy has ended, but this Envoy is connected."""
 

@@ -92,6 +92,11 @@ class ClusterView:
             self._envoy_statuses(), self.facts, self._intents.current, switches, traffic=traffic
         )
 
+    def envoys_with_sessions(self) -> list[EnvoyStatus]:
+        """Return the Envoys that may have sessions, also those that have disconnected in the last minutes."""
+        statuses = [view.status for view in self.envoys(traffic=False)]
+        return [s for s in statuses if s.connected_since is not None or not self._facts.has_ended(s)]
+
     def envoy(self, envoy: str) -> EnvoyView:
         """Return one Envoy. Raises UnknownEnvoy."""
         for view in self.envoys():

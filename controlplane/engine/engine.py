@@ -18,6 +18,7 @@ from controlplane.engine.node_operations import NodeOperations
 from controlplane.engine.plan_saver import PlanSaver
 from controlplane.engine.planner import Planner
 from controlplane.engine.rule_operations import RuleOperations
+from controlplane.engine.session_directory import SessionDirectory
 from controlplane.engine.statement_view import StatementView
 from controlplane.errors import ConfigError, StateUnavailable, VersionConflict
 from controlplane.events.event_log import EventLog
@@ -34,6 +35,8 @@ from controlplane.observe.observers import Observers
 from controlplane.replicas.membership import ReplicaView
 from controlplane.replicas.replica_set import ReplicaSet
 from controlplane.rollouts.service import RolloutService
+from controlplane.sessions.command_queue import CommandQueue
+from controlplane.sessions.command_service import CommandService
 from controlplane.storage.file_store import FileStore
 from controlplane.storage.restored_state import clamp_intent_times
 from controlplane.storage.store import LoadedState, Store, Versioned
@@ -45,8 +48,8 @@ log = structlog.get_logger("tidevoy.engine")
 class Engine:
     """A control plane. Call every method from the event loop that runs `run`.
 
-    `cluster` and `statements` read the current state, `operations`, `rules` and `rollouts` change it, and
-    `events` is the event log.
+    `cluster` and `statements` read the current state, `operations`, `rules` and `rollouts` change it, `sessions`
+    asks the Envoys about their sessions, and `events` is the event log.
     """
 
     def __init__(
@@ -65,11 +68,14 @@ class Engine:
         CertificateMetrics(lambda: self.settings, self.registry)
         self.events = EventLog(clock, self.registry)
         self._facts = FactStore(self.events, build_policy(settings), clock())
+        command_queue = CommandQueue()
         self._replicas: ReplicaSet | None = None
         self._store: Store = FileStore(settings.state_dir)
         local_store = self._store
         if settings.replicas.enabled:
-            self._replicas = ReplicaSet(settings, clock, self._facts, self.events, self.registry)
+            self._replicas = ReplicaSet(
+                settings, clock, self._facts, self.events, self.registry, command_queue
+            )
             self._store, local_store = self._replicas.store, self._replicas.local_store
         self._intents = IntentRepository(self._store, self.events)
         self._observers = Observers(
@@ -83,9 +89,14 @@ class Engine:
             self._observers.load_reports,
             self._observers.module_metrics,
             self._observers.statement_reports,
+            CommandService(
+                command_queue,
+                envoy_of=self._facts.envoy_of_process,
+                resolve_kill=lambda id_: self.sessions.resolve_kill(id_),
+            ),
         ]
         if self._replicas is not None:
-            services.append(self._replicas.peer_feed)
+            services += [self._replicas.peer_feed, self._replicas.commands]
         self._xds = XdsServer(settings, clock, self.events, self._facts, services)
         self._plan_saver = PlanSaver(
             local_store,
@@ -108,6 +119,7 @@ class Engine:
         statements = self._observers.statements
         self.cluster = ClusterView(clock, self._facts, self._intents, self._planner, statements)
         self.statements = StatementView(statements, self.cluster, self._replicas)
+        self.sessions = SessionDirectory(command_queue, self.cluster, self._replicas)
         self.operations = NodeOperations(clock, self._intents, self._planner, self.cluster)
         self.rules = RuleOperations(self._intents, self._planner, self.operations)
         self.rollouts = RolloutService(

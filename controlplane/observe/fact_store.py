@@ -257,7 +257,7 @@ class FactStore:
         self._module_envoys, self._envoys_without_module, self._envoy_zones = set(), set(), {}
         for status in statuses:
             connected = status.connected_since is not None
-            if self._has_ended(status):
+            if self.has_ended(status):
                 if status.id in self._envoys_last_seen:
                     self._forget_envoy(status.id)
                 continue
@@ -288,7 +288,7 @@ class FactStore:
         is_counted = counts is not None and counts.has_counted_sessions
         return not is_counted and load is not None and any(load.sessions.values())
 
-    def _has_ended(self, status: EnvoyStatus) -> bool:
+    def has_ended(self, status: EnvoyStatus) -> bool:
         """Return whether a process of this id had no session left when it disconnected, and can get none.
 
         Another process of the same id may have sessions: it connects again, or much later.

@@ -13,8 +13,8 @@ from controlplane.replicas.peer_feed_server import FOLLOW_METHOD, SERVICE_NAME
 from controlplane.replicas.peer_messages import UnreadableMessage
 
 _RECEIVE_TIMEOUT_SECONDS = 5.0  # a replica sends its fleet every second
-_CHANNEL_OPTIONS = (
-    # A new connection for each attempt, so that gRPC's own reconnect backoff does not apply.
+CHANNEL_OPTIONS = (
+    # A new connection for each call, so that gRPC's own reconnect backoff does not apply.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 32 * 1024 * 1024),
@@ -29,13 +29,13 @@ async def receive_messages(
     When the stream ends, return the reason as a clause about the replica.
     """
     try:
-        credentials = await asyncio.to_thread(_credentials, tls) if tls is not None else None
+        credentials = await asyncio.to_thread(read_credentials, tls) if tls is not None else None
     except OSError as error:
         return f"cannot be followed, because {error.filename} cannot be read: {error.strerror}"
     channel = (
-        grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+        grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
         if credentials is not None
-        else grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        else grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     )
     async with channel:
         follow = channel.unary_stream(
@@ -64,7 +64,7 @@ async def receive_messages(
             call.cancel()
 
 
-def _credentials(tls: ServerTls) -> grpc.ChannelCredentials:
+def read_credentials(tls: ServerTls) -> grpc.ChannelCredentials:
     """Use the server certificate as client certificate. Each attempt reads the files again."""
     return grpc.ssl_channel_credentials(
         root_certificates=tls.client_ca.read_bytes() if tls.client_ca is not None else None,

@@ -25,6 +25,8 @@ from controlplane.replicas.merged_fleet import ReplicaEnvoy, ReplicaFleet
 from controlplane.replicas.peer_feed_server import PeerFeed
 from controlplane.replicas.peer_sync import PeerSync, ReplicaOutage
 from controlplane.replicas.plan_replicator import PlanReplicator
+from controlplane.replicas.session_commands import ReplicaCommands
+from controlplane.sessions.command_queue import CommandQueue
 from controlplane.storage.debounced_writer import DebouncedWriter
 from controlplane.storage.etcd_keys import EtcdKeys, ReplicaRecord
 from controlplane.storage.etcd_mirror import EtcdMirror
@@ -61,6 +63,7 @@ class ReplicaSet:
         facts: FactStore,
         events: EventLog,
         registry: CollectorRegistry,
+        command_queue: CommandQueue,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -74,6 +77,8 @@ class ReplicaSet:
         self.local_store = FileStore(settings.state_dir, is_copy=True)
         self.store = EtcdStore(client, EtcdKeys(prefix), mirror, self.local_store, self._instance)
         self.peer_feed = PeerFeed(settings, clock, self._own_fleet)
+        self.commands = ReplicaCommands(settings, command_queue, lambda: self._peer_addresses)
+        self._peer_addresses: Mapping[str, str] = {}
         self._metrics_registry = registry
         self._xds: XdsServer
         self.peer_sync: PeerSync
@@ -204,6 +209,7 @@ class ReplicaSet:
             self.peer_feed.send_event(event.kind, event.subject, event.message, event.data)
 
     def _on_peers_changed(self, addresses: Mapping[str, str]) -> None:
+        self._peer_addresses = addresses
         self.peer_feed.peer_addresses = addresses.values()
         self.peer_sync.set_peers(addresses)
 

@@ -13,8 +13,13 @@ pub trait Extension {
     fn tick(&self, metrics: &Metrics, http: &HttpClient);
     /// Milliseconds between two ticks.
     fn interval(&self) -> u64;
-    /// The response to a request of [`HttpClient::post`]; None: it has failed. It may be called during `post`.
-    fn on_response(&self, _: Option<HttpResponse>) {}
+    /// Envoy is ready to run. The waker makes Envoy call [`Extension::on_woken`].
+    fn on_initialized(&self, _: MainWaker) {}
+    /// A [`MainWaker`] has woken the main thread.
+    fn on_woken(&self, _: &HttpClient) {}
+    /// The response to a request of [`HttpClient::post`], with the tag of the request; None: it has failed. It may be
+    /// called during `post`.
+    fn on_response(&self, _tag: u64, _: Option<HttpResponse>) {}
     /// Envoy has begun to close the ports of its listeners (`POST /drain_listeners`).
     fn on_drain_started(&self) {}
     /// Envoy stops: end all background work.
@@ -92,6 +97,28 @@ impl Metrics {
     }
 }
 
+/// Wakes Envoy's main thread from any thread. Does nothing if Envoy has destroyed the extension.
+pub struct MainWaker(Envoy);
+
+// SAFETY: Envoy lets any thread commit to a scheduler and delete it.
+unsafe impl Send for MainWaker {}
+// SAFETY: as above; commits from several threads are serialised by the dispatcher's own lock.
+unsafe impl Sync for MainWaker {}
+
+impl MainWaker {
+    pub fn wake(&self) {
+        // SAFETY: deleted only by drop.
+        unsafe { sys::extension_scheduler_commit(self.0, 0) }
+    }
+}
+
+impl Drop for MainWaker {
+    fn drop(&mut self) {
+        // SAFETY: created by Envoy, deleted once.
+        unsafe { sys::extension_scheduler_delete(self.0) }
+    }
+}
+
 struct HeldExtension {
     extension: Box<dyn Extension>,
     metrics: Metrics,
@@ -128,7 +155,7 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
         let mut metrics = Metrics { config, open: true, extension: Cell::new(core::ptr::null_mut()) };
         let extension = module()?.extension(&name, text, &mut metrics)?;
         metrics.open = false;
-        Ok(HeldExtension { extension, metrics, http: HttpClient { config }, timer: Cell::new(core::ptr::null_mut()) })
+        Ok(HeldExtension { extension, metrics, http: HttpClient::new(config), timer: Cell::new(core::ptr::null_mut()) })
     });
     // SAFETY: Envoy's own configuration. Without this call Envoy would never become ready.
     unsafe { sys::extension_ready(config) };
@@ -159,6 +186,11 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_server_initiali
         held.timer.set(timer);
         // SAFETY: just created.
         unsafe { sys::extension_timer_enable(timer, held.extension.interval()) };
+        // SAFETY: as for the timer.
+        let scheduler = unsafe { sys::extension_scheduler_new(held.metrics.config) };
+        if !scheduler.is_null() {
+            held.extension.on_initialized(MainWaker(scheduler));
+        }
     });
 }
 
@@ -202,7 +234,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_shutdown(
 unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_http_callout_done(
     _: Envoy,
     ours: Ours,
-    _: u64,
+    id: u64,
     result: u32,
     headers: *const HttpHeader,
     header_count: usize,
@@ -214,15 +246,23 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_http_callout_do
     guarded("bootstrap_extension_http_callout_done", (), || {
         // SAFETY: Envoy's arguments, in Envoy's hook.
         let response = unsafe { HttpResponse::copy(result, (headers, header_count), (chunks, chunk_count)) };
-        held.extension.on_response(response);
+        if let Some(tag) = held.http.take_tag(id) {
+            held.extension.on_response(tag, response);
+        }
     });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_scheduled(_: Envoy, ours: Ours, _: u64) {
+    // SAFETY: Envoy passes what `config_new` returned.
+    let held = unsafe { held(ours) };
+    guarded("bootstrap_extension_config_scheduled", (), || held.extension.on_woken(&held.http));
 }
 
 // Envoy rejects a module without these hooks, which have nothing to do.
 unused_hooks! {
     envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized(Envoy, Ours);
     envoy_dynamic_module_on_bootstrap_extension_destroy(Ours);
-    envoy_dynamic_module_on_bootstrap_extension_config_scheduled(Envoy, Ours, u64);
     envoy_dynamic_module_on_bootstrap_extension_file_changed(Envoy, Ours, Buffer, u32);
     envoy_dynamic_module_on_bootstrap_extension_cluster_add_or_update(Envoy, Ours, Buffer);
     envoy_dynamic_module_on_bootstrap_extension_cluster_removal(Envoy, Ours, Buffer);

@@ -1,12 +1,18 @@
 //! HTTP requests of the bootstrap extension, which Envoy sends to one of its clusters.
 
+use core::cell::{Cell, RefCell};
 use core::time::Duration;
+use std::collections::HashMap;
 
 use crate::sys::{self, Buffer, Envoy, HttpHeader};
 
 /// Sends requests, on the main thread. Envoy cancels those that are left when it stops.
 pub struct HttpClient {
-    pub(crate) config: Envoy,
+    config: Envoy,
+    /// The tags of the requests without a response, by Envoy's ids.
+    tags: RefCell<HashMap<u64, u64>>,
+    /// The tag of the request that is being sent, whose id is not known yet.
+    sending: Cell<Option<u64>>,
 }
 
 /// A `POST` request.
@@ -66,10 +72,20 @@ impl HttpResponse {
 }
 
 impl HttpClient {
+    pub(crate) fn new(config: Envoy) -> Self {
+        Self { config, tags: RefCell::default(), sending: Cell::new(None) }
+    }
+
+    /// The tag of the request with this id, which has got its response. None: it had one before.
+    pub(crate) fn take_tag(&self, id: u64) -> Option<u64> {
+        let known = self.tags.borrow_mut().remove(&id);
+        known.or_else(|| self.sending.take())
+    }
+
     /// Sends a request. [`crate::extension::Extension::on_response`] gets its response: later, or before this function
     /// returns, because Envoy itself answers some requests at once, for example if no host of the cluster is healthy.
-    /// Then the result may be an error, too.
-    pub fn post(&self, request: &HttpRequest<'_>) -> Result<(), SendError> {
+    /// Then the result may be an error, too. It must not be called within `on_response`. `tag`: what `on_response` gets.
+    pub fn post(&self, tag: u64, request: &HttpRequest<'_>) -> Result<(), SendError> {
         let fixed = [(":method", "POST"), (":path", request.path), ("host", request.host)];
         let headers: Vec<HttpHeader> = fixed
             .iter()
@@ -77,6 +93,7 @@ impl HttpClient {
             .map(|(name, value)| HttpHeader { name: Buffer::of(name.as_bytes()), value: Buffer::of(value.as_bytes()) })
             .collect();
         let mut id = 0;
+        self.sending.set(Some(tag));
         // SAFETY: the configuration lives, this is the main thread, and Envoy copies headers and body.
         let result = unsafe {
             sys::extension_http_callout(
@@ -89,13 +106,28 @@ impl HttpClient {
                 u64::try_from(request.timeout.as_millis()).unwrap_or(u64::MAX),
             )
         };
-        if result == sys::CALLOUT_SUCCESS { Ok(()) } else { Err(SendError(result)) }
+        if result != sys::CALLOUT_SUCCESS {
+            self.sending.set(None);
+            return Err(SendError(result));
+        }
+        if let Some(tag) = self.sending.take() {
+            self.tags.borrow_mut().insert(id, tag);
+        }
+        Ok(())
     }
 }
 
 /// Envoy did not send the request. Contains Envoy's `envoy_dynamic_module_type_http_callout_init_result`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendError(u32);
+
+impl SendError {
+    /// Whether the bootstrap configuration has no such cluster.
+    #[must_use]
+    pub const fn is_unknown_cluster(self) -> bool {
+        self.0 == 2
+    }
+}
 
 impl core::fmt::Display for SendError {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {

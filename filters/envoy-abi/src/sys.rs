@@ -143,6 +143,9 @@ callbacks! { "bootstrap_extension_" {
     extension_timer_new = "timer_new"(config: Envoy) -> Envoy;
     extension_timer_enable = "timer_enable"(timer: Envoy, milliseconds: u64);
     extension_timer_delete = "timer_delete"(timer: Envoy);
+    extension_scheduler_new = "config_scheduler_new"(config: Envoy) -> Envoy;
+    extension_scheduler_commit = "config_scheduler_commit"(scheduler: Envoy, event: u64);
+    extension_scheduler_delete = "config_scheduler_delete"(scheduler: Envoy);
     extension_http_callout = "http_callout"(
         config: Envoy, id: *mut u64, cluster: Buffer, headers: *const HttpHeader, count: usize, body: Buffer,
         timeout_milliseconds: u64

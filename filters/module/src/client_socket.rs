@@ -220,11 +220,11 @@ impl ClientConn {
         passed: &mut usize,
     ) -> Result<(), ReadStep> {
         let changed;
-        let packets = match decision {
+        let packets: &[u8] = match decision {
             Decision::Pass => request,
             Decision::Change(packets) => {
                 changed = packets;
-                &*changed
+                &changed
             }
             Decision::Reject(why) => return Err(self.reject_command(session, why)),
             Decision::Answer(answer) if session.may_answer() => {

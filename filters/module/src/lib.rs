@@ -14,6 +14,7 @@
 //! [`rules`] has the rules that block, limit, rewrite or log statements.
 //! [`login_log`] writes a line for each login, and [`statement_log`] one for each slow statement.
 //! [`statements`] reports statistics of statements.
+//! [`fleet_commands`] runs commands of the control plane about sessions, and asks which session a KILL means.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
 #![deny(unsafe_code)]
@@ -30,6 +31,8 @@ mod delay_queue;
 mod ejection;
 mod envoy_drain;
 mod filter;
+mod fleet_commands;
+mod grpc;
 mod hosts;
 mod line_log;
 mod live_config;

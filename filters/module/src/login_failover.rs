@@ -118,8 +118,6 @@ impl LoginFailover {
     }
 
     fn give_up(&self, session: &Rc<Session>) {
-        let node_connection_id = self.attempt.borrow().node_connection_id();
-        session.with_login(|login| login.set_node_connection_id(node_connection_id));
         session.resume_login();
         self.return_to_first_node();
         self.upstream.receive_login(&self.full_error);
@@ -171,6 +169,7 @@ impl LoginFailover {
             return self.give_up(&session);
         }
         conn.replace_connection(tls);
+        session.set_node_id(self.attempt.borrow().node_connection_id());
         session.resume_login();
         if let Some(node) = &*self.target_node.borrow() {
             node.node.shared.end_ejection();

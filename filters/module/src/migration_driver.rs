@@ -181,6 +181,11 @@ impl MigrationDriver {
         self.migration.borrow().is_client_held()
     }
 
+    /// The session's connection id at the target. None: the target has not greeted.
+    pub(crate) fn target_connection_id(&self) -> Option<u32> {
+        self.migration.borrow().target_connection_id()
+    }
+
     /// The session's states that this migration has exported.
     pub(crate) fn take_snapshot(&self) -> Option<StateSnapshot> {
         self.migration.borrow_mut().take_snapshot()
@@ -189,11 +194,6 @@ impl MigrationDriver {
     /// How long the session's node allows the session to be idle. None: unknown.
     pub(crate) fn wait_timeout(&self) -> Option<Duration> {
         self.migration.borrow().wait_timeout()
-    }
-
-    /// The target's id of its connection. None: it has not greeted.
-    pub(crate) fn target_connection_id(&self) -> Option<u32> {
-        self.migration.borrow().target_connection_id()
     }
 
     /// Whether the session no longer needs its old node.

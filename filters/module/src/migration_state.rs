@@ -90,6 +90,11 @@ impl MigrationState {
         self.migrations.get()
     }
 
+    /// How often the session has migrated.
+    pub(crate) fn migrations(&self) -> u32 {
+        self.migrations.get()
+    }
+
     pub(crate) fn has_migrated(&self) -> bool {
         self.migrations.get() > 0
     }

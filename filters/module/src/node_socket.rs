@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
 use mysql_proto::error::ProxyError;
+use mysql_proto::greeting::Greeting;
 use mysql_proto::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
 use mysql_proto::packet::{HEADER, Header};
 use mysql_proto::secret;
@@ -169,6 +170,7 @@ impl NodeConn {
             return ReadStep::Close;
         }
         self.conn.worker.ports.record_greeting(|| self.conn.peer_address());
+        self.session.set_first_id(Greeting::parse(&packet[HEADER..]).map(|greeting| greeting.connection_id));
         self.session.handle(Event::NodeGreeted);
         self.session.release_connecting_slots();
         self.session.with_login(|login| {

@@ -5,8 +5,10 @@ mod close_probe;
 mod ending;
 mod identity;
 mod kept_states;
+mod kill;
 mod lifecycle;
 mod limits;
+mod listing;
 mod login;
 mod login_record;
 mod migration;
@@ -47,6 +49,7 @@ use assigned_node::{AssignedNode, CountedState};
 use identity::SessionIdentity;
 use lifecycle::Effect;
 use limits::SessionSlots;
+use listing::ConnectionIds;
 use login::SessionLogin;
 use node_loss::LossEvent;
 use requests::SessionRequests;
@@ -78,6 +81,7 @@ pub(crate) struct Session {
     requests: SessionRequests,
     rules: SessionRules,
     identity: SessionIdentity,
+    ids: ConnectionIds,
     slots: SessionSlots,
     pub(crate) kept_states: KeptStates,
     pub(crate) migration: MigrationState,
@@ -119,6 +123,7 @@ impl Session {
             requests: SessionRequests::default(),
             rules: SessionRules::default(),
             identity: SessionIdentity::default(),
+            ids: ConnectionIds::default(),
             slots: SessionSlots::default(),
             kept_states: KeptStates::default(),
             migration: MigrationState::default(),

@@ -9,12 +9,13 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
+use envoy_abi::extension::{Counter, Extension, Gauge, MainWaker, Metrics};
 use envoy_abi::http_callout::{HttpClient, HttpResponse};
 
 use crate::config::VERSION;
 use crate::ejection::EjectReason;
 use crate::envoy_drain::DrainController;
+use crate::fleet_commands::channel::CommandChannel;
 use crate::node::{
     self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, LoginFailure, MIGRATION_RESULTS, PINNED,
     SessionState, SharedNode,
@@ -22,8 +23,8 @@ use crate::node::{
 use crate::sentinels::Sentinels;
 use crate::statements::report::StatementReporter;
 use crate::{
-    clock, connection_limits, deadlines, envoy_drain, filter, line_log, live_settings, login_log, readiness, refresh,
-    rules, statement_log, states_memory, switches, wakers,
+    clock, connection_limits, deadlines, envoy_drain, filter, fleet_commands, line_log, live_settings, login_log,
+    readiness, refresh, rules, statement_log, states_memory, switches, wakers,
 };
 use log_counters::LogCounters;
 
@@ -81,6 +82,7 @@ pub(crate) struct Reporter {
     reported_refusals: RefCell<HashMap<String, u64>>,
     sentinels: Sentinels,
     statements: StatementReporter,
+    commands_channel: CommandChannel,
     /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
     reported_at: Cell<Option<Duration>>,
@@ -123,6 +125,7 @@ impl Reporter {
             reported_refusals: RefCell::default(),
             sentinels: Sentinels::default(),
             statements: StatementReporter::new(metrics)?,
+            commands_channel: CommandChannel::default(),
             has_woken_worker: Cell::new(false),
             reported_at: Cell::new(None),
             reported: RefCell::default(),
@@ -279,6 +282,7 @@ impl Extension for Reporter {
         let now = clock::now();
         self.drain.tick(now);
         self.statements.tick(now, metrics, http);
+        self.commands_channel.run(now, http);
         metrics.put(self.drain_phase, &[], envoy_drain::phase() as u64);
         let clients = filter::client_count();
         metrics.put(self.clients, &[], clients);
@@ -292,8 +296,20 @@ impl Extension for Reporter {
         }
     }
 
-    fn on_response(&self, response: Option<HttpResponse>) {
-        self.statements.on_response(response.as_ref());
+    fn on_initialized(&self, waker: MainWaker) {
+        fleet_commands::set_main_waker(Some(waker));
+    }
+
+    fn on_woken(&self, http: &HttpClient) {
+        self.commands_channel.run(clock::now(), http);
+    }
+
+    fn on_response(&self, tag: u64, response: Option<HttpResponse>) {
+        if CommandChannel::owns(tag) {
+            self.commands_channel.on_response(tag, clock::now(), response.as_ref());
+        } else {
+            self.statements.on_response(response.as_ref());
+        }
     }
 
     fn on_drain_started(&self) {
@@ -305,6 +321,7 @@ impl Extension for Reporter {
     }
 
     fn shutdown(&self) {
+        fleet_commands::set_main_waker(None);
         self.sentinels.stop();
         line_log::stop(&[&login_log::LOG, &statement_log::LOG]);
         refresh::stop_all();

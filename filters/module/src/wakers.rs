@@ -5,7 +5,7 @@
 //! [`NextTurn`].
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +18,8 @@ pub(crate) const NEVER: u64 = u64::MAX;
 static WAKERS: LazyLock<Mutex<HashMap<u64, SharedWaker>>> = LazyLock::new(Mutex::default);
 
 struct SharedWaker {
+    /// The number of the worker.
+    worker: usize,
     waker: Arc<Waker>,
     next_turn: Arc<NextTurn>,
 }
@@ -83,6 +85,11 @@ pub(crate) fn wake_all() {
     lock().values().for_each(|shared| shared.waker.wake());
 }
 
+/// The numbers of the workers that have sessions, which can be woken.
+pub(crate) fn workers() -> HashSet<usize> {
+    lock().values().map(|shared| shared.worker).collect()
+}
+
 /// Wakes the workers whose next turn is due, each once before that turn. Returns whether there are such workers.
 pub(crate) fn wake_due(now: u64) -> bool {
     let mut has_any = false;
@@ -102,8 +109,9 @@ struct ChosenSession {
 }
 
 /// The waker of one worker.
-#[derive(Default)]
 pub(crate) struct WorkerWaker {
+    /// The number of the worker.
+    worker: usize,
     /// The filters of the worker's sessions, by session id.
     filters: RefCell<BTreeMap<u64, Filter>>,
     chosen: RefCell<Option<ChosenSession>>,
@@ -113,6 +121,17 @@ pub(crate) struct WorkerWaker {
 }
 
 impl WorkerWaker {
+    /// `worker`: the number of the worker.
+    pub(crate) fn new(worker: usize) -> Self {
+        Self {
+            worker,
+            filters: RefCell::default(),
+            chosen: RefCell::default(),
+            is_waking: Cell::new(false),
+            next_turn: Arc::default(),
+        }
+    }
+
     /// Adds a session through which the worker can be woken.
     pub(crate) fn add(&self, session: u64, filter: &Filter) {
         self.filters.borrow_mut().insert(session, filter.clone());
@@ -141,7 +160,8 @@ impl WorkerWaker {
             // A wake-up through the previous session may be lost.
             self.next_turn.forget_wake();
             let waker = Arc::new(waker);
-            let shared = SharedWaker { waker: Arc::clone(&waker), next_turn: Arc::clone(&self.next_turn) };
+            let shared =
+                SharedWaker { worker: self.worker, waker: Arc::clone(&waker), next_turn: Arc::clone(&self.next_turn) };
             self.chosen.replace(Some(ChosenSession { id, waker }));
             lock().insert(id, shared);
         }

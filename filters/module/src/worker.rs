@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::connection_limits;
 use crate::deadlines::Deadlines;
 use crate::envoy_drain::{self, WorkerDrain};
+use crate::fleet_commands::{self, WorkerKills};
 use crate::hosts::WorkerHosts;
 use crate::migration_scheduler::{self, MigrationScheduler};
 use crate::node::{WorkerNode, WorkerNodes};
@@ -29,6 +30,9 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// The number of workers that have had a session.
 static WORKERS: AtomicUsize = AtomicUsize::new(0);
 
+/// The number of the next worker.
+static NEXT_NUMBER: AtomicUsize = AtomicUsize::new(0);
+
 /// The number of workers that have had a session, but at least 1.
 pub(crate) fn worker_count() -> usize {
     WORKERS.load(Ordering::Relaxed).max(1)
@@ -38,6 +42,8 @@ pub(crate) fn worker_count() -> usize {
 ///
 /// Envoy's hooks may run inside one another, so no cell may be borrowed while Envoy or a session is called.
 pub(crate) struct WorkerContext {
+    /// Distinguishes the worker from all others.
+    pub(crate) number: usize,
     pub(crate) sessions: WorkerSessions,
     pub(crate) buffers: Buffers,
     pub(crate) nodes: Rc<WorkerNodes>,
@@ -55,6 +61,7 @@ pub(crate) struct WorkerContext {
     pub(crate) waiting_logins: WaitingLogins,
     pub(crate) drain: WorkerDrain,
     pub(crate) statements: StatementCollector,
+    pub(crate) kills: WorkerKills,
 }
 
 thread_local! {
@@ -69,11 +76,13 @@ impl WorkerContext {
     }
 
     fn new() -> Rc<Self> {
-        let waker = WorkerWaker::default();
+        let number = NEXT_NUMBER.fetch_add(1, Ordering::Relaxed);
+        let waker = WorkerWaker::new(number);
         let deadlines = Deadlines::new(waker.next_turn());
         let events = Rc::<WorkerEvents>::default();
         let nodes = WorkerNodes::new();
         Rc::new_cyclic(|worker| Self {
+            number,
             sessions: WorkerSessions::default(),
             buffers: Buffers::default(),
             hosts: WorkerHosts::new(Rc::clone(&nodes)),
@@ -88,6 +97,7 @@ impl WorkerContext {
             waiting_logins: WaitingLogins::default(),
             drain: WorkerDrain::default(),
             statements: StatementCollector::default(),
+            kills: WorkerKills::default(),
             waker,
             deadlines,
         })
@@ -104,6 +114,7 @@ impl WorkerContext {
         migration_scheduler::apply_node_changes(self);
         migration_scheduler::close_sessions(self, &turn);
         envoy_drain::end_sessions(self, &turn);
+        fleet_commands::run(self);
         reachability::react(self, &turn);
         migration_scheduler::run_due(self);
         self.deadlines.run_due(&turn);

@@ -329,6 +329,21 @@ pub fn node_taken_away() -> Vec<u8> {
     packet(SHUTDOWN, Some("08S01"), TEXT, 1)
 }
 
+/// The ERR packet for an idle session that an operator has ended. It answers the client's next command.
+#[must_use]
+pub fn session_killed() -> Vec<u8> {
+    const SHUTDOWN: u16 = 1053;
+    const TEXT: &str = "Tidevoy: an operator has ended this session (`tidevoy kill`); connect again";
+    packet(SHUTDOWN, Some("08S01"), TEXT, 1)
+}
+
+/// The ERR packet for a KILL that the module has not passed on. `sequence`: of the response.
+#[must_use]
+pub fn kill_refused(text: &str, sequence: u8) -> Vec<u8> {
+    const UNKNOWN: u16 = 1105;
+    packet(UNKNOWN, Some("HY000"), text, sequence)
+}
+
 /// The ERR packet for a session whose Envoy stops. It answers the client's next command.
 #[must_use]
 pub fn envoy_stopped() -> Vec<u8> {

@@ -135,7 +135,6 @@ pub struct Login {
     /// The client's response without its authentication data.
     response: Option<Vec<u8>>,
     names: Option<LoginNames>,
-    node_connection_id: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,7 +193,6 @@ impl Login {
             held_response: None,
             response: None,
             names: None,
-            node_connection_id: None,
         }
     }
 
@@ -215,17 +213,6 @@ impl Login {
     #[must_use]
     pub const fn names(&self) -> Option<&LoginNames> {
         self.names.as_ref()
-    }
-
-    /// The node's id of the connection; None before its greeting.
-    #[must_use]
-    pub const fn node_connection_id(&self) -> Option<u32> {
-        self.node_connection_id
-    }
-
-    /// The login goes on at another node, whose greeting has this id.
-    pub const fn set_node_connection_id(&mut self, id: Option<u32>) {
-        self.node_connection_id = id;
     }
 
     /// Whether the client has sent anything. Valid until the login ends.

@@ -115,6 +115,7 @@ impl Session {
     pub(super) fn may_end_now(&self) -> bool {
         self.phase() == SessionPhase::Established
             && self.is_idle()
+            && !self.is_request_held()
             && self.migration.driver().is_none()
             && !self.migration.is_probing()
             && self.client.is_quiescent()
@@ -202,6 +203,7 @@ impl Session {
         self.release_slots();
         self.report_bytes();
         self.kept_states.set(None);
+        self.ids.release();
         if self.migration.is_migration_requested() {
             self.migration.clear_request();
             self.worker.waker.wake(); // another session may migrate now
@@ -228,6 +230,7 @@ impl CloseAfterPanic for Session {
 impl DeadlineOwner for Session {
     fn on_deadline(self: Rc<Self>) {
         self.kept_states.drop_expired();
+        self.release_pin();
         if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             self.handle(Event::TimedOut);
         }

@@ -154,6 +154,11 @@ impl Session {
         self.client.has_tls()
     }
 
+    /// How long the login has been going on. Zero: it is over.
+    pub(super) fn login_time(&self) -> Duration {
+        self.with_session_login(|login| login.elapsed()).unwrap_or_default()
+    }
+
     /// See [`SessionLogin::has_plain_node_side`].
     pub(crate) fn set_plain_node_side(&self) {
         self.with_session_login(|login| login.has_plain_node_side = true);
@@ -367,16 +372,15 @@ impl Session {
     fn create_traffic(&self, capabilities: Capabilities) {
         let taken = self.with_session_login(|login| {
             let database = login.relay.as_ref().and_then(Login::names).map(|names| names.database().to_vec());
-            let node_connection_id = login.relay.as_ref().and_then(Login::node_connection_id);
             let response = login.relay.as_mut().and_then(Login::take_response);
-            (response, login.has_plain_node_side, database, node_connection_id)
+            (response, login.has_plain_node_side, database)
         });
-        let Some((response, has_plain_node_side, database, node_connection_id)) = taken else { return };
+        let Some((response, has_plain_node_side, database)) = taken else { return };
         let identity = response.and_then(|response| Identity::from_handshake_response(&response, capabilities));
         self.identity.set(identity);
         let database = database.unwrap_or_default();
         let mut traffic = Traffic::new(capabilities, has_plain_node_side, &database);
-        traffic.commands.statements.set_node_connection_id(node_connection_id);
+        traffic.commands.statements.set_node_connection_id(self.ids.node_id());
         self.traffic.replace(Some(traffic));
     }
 

@@ -207,6 +207,8 @@ impl Session {
             // Unread bytes of the node are no response to the export. After they have been read, this is called again.
             Some(driver)
                 if driver.is_waiting_for_idle() && self.upstream().is_some_and(|node| node.conn().has_unread()) => {}
+            // A KILL is about to reach the session at its present node. After that, this is called again.
+            Some(driver) if driver.is_waiting_for_idle() && self.is_pinned() => {}
             Some(driver) if driver.is_waiting_for_idle() => match self.identity.get() {
                 Some(identity) if migration_scheduler::try_hold(self) => driver.start_export(*identity),
                 Some(_) => {}
@@ -295,6 +297,7 @@ impl Session {
                 // The target has restored the session, so the session is idle.
                 self.assign_node(to, endpoint, self.counted_state().unwrap_or(CountedState::LOGIN));
                 self.migration.node_address.set(Some(driver.target_node().address));
+                self.set_node_id(driver.target_connection_id());
                 self.resume_idle_timeout(driver.wait_timeout());
                 self.keep_snapshot(driver.take_snapshot());
                 if self.upstream().is_some_and(|upstream| upstream.conn().has_tls()) {
@@ -374,7 +377,11 @@ impl Session {
         if self.migration.is_probing() {
             return;
         }
-        offload::rearm(&self.client);
+        if self.is_request_resuming() {
+            self.client.read_again();
+        } else {
+            offload::rearm(&self.client);
+        }
     }
 
     pub(super) fn abandon_migration(&self) {

@@ -1,7 +1,8 @@
 //! The requests of an established session: the module finds them in the client's bytes, and sees some of them as a whole.
 //!
-//! A command that changes the identity is held until it is complete, if no response is outstanding. While statements are
-//! observed, requests with statements are shown when their bytes have passed.
+//! A command that changes the identity is held until it is complete, if no response is outstanding. A KILL is held until
+//! it is known which session it means. While there are rules, requests with statements are held until they have judged.
+//! While statements are observed, these requests are shown when their bytes have passed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,9 +14,9 @@ use mysql_proto::request_reader::{Found, Interest, Request, RequestReader, Reque
 use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::TrackerState;
 
-use super::Session;
-use super::identity;
+use super::{Session, identity, kill};
 use crate::commands::{ChangeUserResult, Commands};
+use crate::fleet_commands::KillAnswer;
 use crate::rules;
 use crate::statements::{self, ClientConnection};
 
@@ -50,6 +51,20 @@ pub(super) struct SessionRequests {
     hold: Cell<RequestHold>,
     /// The decision about the held request, if it was made before the request can be answered.
     decision: RefCell<Option<Decision>>,
+    /// What the control plane has answered about the held KILL.
+    kill_answer: RefCell<Option<KillAnswer>>,
+    /// The held request may continue, but it was not read again yet.
+    is_resuming: Cell<bool>,
+}
+
+impl SessionRequests {
+    pub(super) fn set_kill_answer(&self, answer: KillAnswer) {
+        self.kill_answer.replace(Some(answer));
+    }
+
+    pub(super) fn take_kill_answer(&self) -> Option<KillAnswer> {
+        self.kill_answer.take()
+    }
 }
 
 impl Session {
@@ -81,13 +96,15 @@ impl Session {
         };
         self.follow_statements_switch(&mut traffic.commands);
         let statements = &traffic.commands.statements;
+        let has_attributes = statements.has_attributes();
         let expects_command = traffic.tracker.expects_command();
         self.requests.reader.borrow_mut().next(bytes, |start: RequestStart<'_>| match Command::from(start.command) {
             _ if !expects_command => Interest::None,
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
             command if Self::is_judged(command) => Interest::Hold,
-            command if statements.is_observed(command, start.content) => Interest::Observe,
-            _ => Interest::None,
+            command => kill::interest(start, has_attributes).unwrap_or_else(|| {
+                if statements.is_observed(command, start.content) { Interest::Observe } else { Interest::None }
+            }),
         })
     }
 
@@ -105,6 +122,7 @@ impl Session {
 
     /// Decides about a held request.
     pub(crate) fn decide(self: &Rc<Self>, request: &Request<'_>) -> Decision {
+        self.requests.is_resuming.set(false);
         if let Some(decision) = self.requests.decision.take() {
             return decision;
         }
@@ -113,6 +131,12 @@ impl Session {
                 Ok(None) => Decision::Pass,
                 Ok(Some(changed)) => Decision::Change(changed),
                 Err(why) => Decision::Reject(why),
+            },
+            Some(Command::ProcessKill) => self.decide_kill(request),
+            Some(Command::Query) if self.requests.kill_answer.borrow().is_some() => self.decide_kill(request),
+            Some(Command::Query) => match self.judge(request) {
+                Decision::Pass => self.decide_kill(request),
+                decision => decision,
             },
             _ => self.judge(request),
         }
@@ -137,8 +161,7 @@ impl Session {
     /// Decides again about the request that waits.
     pub(super) fn continue_waiting_request(&self) {
         if self.requests.hold.get() == RequestHold::Decision {
-            self.requests.hold.set(RequestHold::None);
-            self.client.read_again();
+            self.resume_request();
         }
     }
 
@@ -150,9 +173,23 @@ impl Session {
     /// The node has responded, or the client has received bytes.
     pub(super) fn continue_held_request(&self) {
         if self.requests.hold.get() == RequestHold::Responses && (self.may_answer() || self.is_opaque()) {
-            self.requests.hold.set(RequestHold::None);
+            self.resume_request();
+        }
+    }
+
+    /// Ends the hold of the client's next request. If the client is held for another reason, too, the request is read
+    /// when that reason has ended.
+    pub(super) fn resume_request(&self) {
+        self.requests.hold.set(RequestHold::None);
+        self.requests.is_resuming.set(true);
+        if !self.migration.is_client_held() {
             self.client.read_again();
         }
+    }
+
+    /// Whether a request that was held is to be read again. The kernel does not report it, since it was received.
+    pub(super) fn is_request_resuming(&self) -> bool {
+        self.requests.is_resuming.get()
     }
 
     /// Observes executions or not, as the control plane wants.
@@ -178,6 +215,11 @@ impl Session {
                 statements.on_user_changed(&self.worker.statements, names.user(), names.database());
             });
         }
+    }
+
+    /// Whether client and node have agreed on query attributes.
+    pub(super) fn has_query_attributes(&self) -> bool {
+        self.with_traffic(|traffic| traffic.commands.statements.has_attributes()).unwrap_or_default()
     }
 
     fn is_opaque(&self) -> bool {

@@ -10,12 +10,13 @@ use super::messages::framed;
 use super::outbox::{Answer, Outbox, SendResult};
 use super::rows::RowLimits;
 use super::window;
+use crate::grpc::CONTROL_PLANE_CLUSTER;
 use crate::telemetry;
 
-/// The cluster of the control planes in the bootstrap.
-const CLUSTER: &str = "tidevoy_control_plane";
 const PATH: &str = "/tidevoy.statements.v1.StatementReports/Report";
 const HEADERS: [(&str, &str); 3] = [("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "5S")];
+/// The tag of the calls.
+pub(crate) const TAG: u64 = 0;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Of several failures in a row, only this one is logged. The first ones are usual: a control plane accepts no reports
 /// until it has got the first metrics of this Envoy.
@@ -79,14 +80,14 @@ impl StatementReporter {
         let Some(body) = self.outbox.borrow_mut().next(telemetry::instance()).map(framed) else { return };
         self.is_waiting.set(true);
         let request = HttpRequest {
-            cluster: CLUSTER,
-            host: CLUSTER,
+            cluster: CONTROL_PLANE_CLUSTER,
+            host: CONTROL_PLANE_CLUSTER,
             path: PATH,
             headers: &HEADERS,
             body: &body,
             timeout: TIMEOUT,
         };
-        if let Err(error) = http.post(&request)
+        if let Err(error) = http.post(TAG, &request)
             && self.is_waiting.get()
         {
             self.on_failure(SendResult::Failed, &error.to_string());

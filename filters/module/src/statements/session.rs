@@ -17,6 +17,7 @@ use mysql_proto::tracker::{CommandOutcome, ResultSize};
 use statement_rules::Permit;
 
 use super::collector::{PreparedStatement, StatementCollector};
+use super::rows::Statement;
 use super::window::Execution;
 use crate::node::SharedNode;
 use crate::statement_log::{self, SentText, StatementRecord};
@@ -78,6 +79,19 @@ impl SessionStatements {
             is_in_transaction: false,
             was_in_transaction: false,
             client: None,
+        }
+    }
+
+    /// Whether client and node have agreed on query attributes.
+    pub(crate) fn has_attributes(&self) -> bool {
+        self.has_attributes
+    }
+
+    /// The statement that runs. None: no statement runs, or it is not known.
+    pub(crate) fn running(&self) -> Option<&Statement> {
+        match &self.commands.front()?.content {
+            Content::Runs(run, _) => run.statement.as_deref(),
+            Content::Prepares(_) | Content::Selects(_) | Content::Other => None,
         }
     }
 

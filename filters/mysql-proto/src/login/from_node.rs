@@ -56,7 +56,6 @@ impl Login {
         greeting.offer(payload, self.offered);
         self.plugin = Plugin::named(&payload[greeting.plugin]);
         self.salt = greeting.salt;
-        self.node_connection_id = Some(greeting.connection_id);
         self.stage = LoginStage::Response;
         self.turn = Side::Client;
         Ok(())

@@ -1,0 +1,111 @@
+"""Runs commands at the Envoys that call other replicas: `tidevoy.ReplicaCommands/Run` on the xDS port.
+
+An Envoy may call any replica, so each command runs at all of them. A replica streams the results that it gets
+until the caller ends the stream, because only the caller knows when all Envoys have answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+
+from controlplane.config.settings import Settings
+from controlplane.grpc_auth import AuthorizeEnvoy
+from controlplane.model.sessions import SessionResult
+from controlplane.replicas.peer_authorization import denial_message
+from controlplane.replicas.peer_feed_client import CHANNEL_OPTIONS, read_credentials
+from controlplane.sessions import commands_pb2
+from controlplane.sessions.command_queue import CommandQueue
+from controlplane.sessions.messages import InvalidCommandMessage, read_result
+from controlplane.xds.client_identity import peer_address
+
+_SERVICE, _METHOD = "tidevoy.ReplicaCommands", "Run"
+_MAX_SECONDS = 10.0
+
+
+class ReplicaCommands:
+    """The service for other replicas, and the calls to them."""
+
+    def __init__(
+        self, settings: Settings, queue: CommandQueue, addresses: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """`addresses` returns the advertised addresses of the other registered replicas, by name."""
+        self._settings = settings
+        self._queue = queue
+        self._addresses = addresses
+
+    def register(self, server: grpc.aio.Server, _: AuthorizeEnvoy) -> None:
+        """Add the service to a server that has not started."""
+        handler = grpc.unary_stream_rpc_method_handler(
+            self._serve,
+            request_deserializer=commands_pb2.RunRequest.FromString,
+            response_serializer=commands_pb2.RunReply.SerializeToString,
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler}),))
+
+    def names(self) -> list[str]:
+        """Return the names of the other replicas."""
+        return sorted(self._addresses())
+
+    async def run(
+        self, name: str, command: Any, seconds: float, on_result: Callable[[SessionResult], None]
+    ) -> str:
+        """Run a command at the Envoys that call a replica; `on_result` gets each result.
+
+        Return why it has ended, as a clause about the replica; empty when the time is over.
+        """
+        address, tls = self._addresses().get(name), self._settings.xds.tls
+        if address is None:
+            return ""
+        try:
+            credentials = await asyncio.to_thread(read_credentials, tls) if tls is not None else None
+        except OSError as error:
+            return f"cannot be asked, because {error.filename} cannot be read: {error.strerror}"
+        channel = (
+            grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            if credentials is not None
+            else grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        )
+        async with channel:
+            run = channel.unary_stream(
+                f"/{_SERVICE}/{_METHOD}",
+                request_serializer=commands_pb2.RunRequest.SerializeToString,
+                response_deserializer=commands_pb2.RunReply.FromString,
+            )
+            request = commands_pb2.RunRequest(command=command, timeout_milliseconds=int(seconds * 1000))
+            call = run(request, timeout=seconds)
+            try:
+                async for reply in call:
+                    on_result(read_result(reply.result, reply.envoy, reply.instance))
+            except InvalidCommandMessage as error:
+                return f"sent an unreadable result: {error}"
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    return ""
+                return f"cannot be asked ({error.details() or error.code().name})"
+            finally:
+                call.cancel()
+        return ""
+
+    async def _serve(self, request: Any, context: grpc.aio.ServicerContext) -> None:
+        caller, addresses = peer_address(context.peer()), self._addresses().values()
+        if denial := denial_message(caller, context.auth_context(), addresses, self._settings):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, denial)
+        replies: asyncio.Queue[Any] = asyncio.Queue()
+
+        def add(result: SessionResult, message: Any) -> None:
+            replies.put_nowait(
+                commands_pb2.RunReply(envoy=result.envoy, instance=result.instance, result=message)
+            )
+
+        seconds = min(request.timeout_milliseconds / 1000, _MAX_SECONDS)
+        with self._queue.run(request.command, add):
+            try:
+                async with asyncio.timeout(seconds):
+                    while True:
+                        await context.write(await replies.get())
+            except TimeoutError:
+                return

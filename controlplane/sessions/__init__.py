@@ -1,0 +1,1 @@
+"""Commands to Envoys about their live sessions: list, find, end."""

@@ -1,0 +1,214 @@
+//! The calls to the control plane, on Envoy's main thread: one that waits for commands is always open, others bring
+//! results or ask about a KILL.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use envoy_abi::http_callout::{HttpClient, HttpRequest, HttpResponse, SendError};
+
+use super::jobs::{self, Job};
+use super::kills::{self, KillAnswer, PendingKill};
+use super::messages::{
+    CommandMessage, PollRequest, PollResponse, ReportRequest, ResolveRequest, ResolveResponse, ResultMessage,
+};
+use super::recent::RecentIds;
+use super::wake_main;
+use crate::grpc::{CONTROL_PLANE_CLUSTER, framed, unframed};
+use crate::{telemetry, wakers};
+
+const SERVICE: &str = "/tidevoy.commands.v1.Commands/";
+/// The control plane answers a poll within 30 s.
+const POLL: Call = Call { method: "Poll", timeout: Duration::from_secs(40), grpc_timeout: "40S" };
+const REPORT: Call = Call { method: "Report", timeout: Duration::from_secs(2), grpc_timeout: "2S" };
+/// The control plane answers within 2 s. Sessions that it has found do not migrate for 3 s.
+const RESOLVE: Call = Call { method: "Resolve", timeout: Duration::from_millis(2500), grpc_timeout: "2500m" };
+/// The time between a poll that has failed and the next one.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The same if the control plane is older than this service.
+const UNIMPLEMENTED_RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// The code `UNIMPLEMENTED` of gRPC.
+const UNIMPLEMENTED: &str = "12";
+/// How often a report is sent until the control plane has it. After about 2 s nobody waits for it.
+const MAX_REPORT_ATTEMPTS: u8 = 3;
+/// Tags of the calls. Those of other calls of the module are lower.
+const POLL_TAG: u64 = 1;
+const FIRST_TAG: u64 = 2;
+
+const UNREACHABLE: &str = "Tidevoy: the session of this KILL was not looked for, since no control plane has answered; \
+                           try again, or KILL the id in the process list on a direct connection to TiDB";
+
+struct Call {
+    method: &'static str,
+    timeout: Duration,
+    grpc_timeout: &'static str,
+}
+
+/// A call without a response.
+enum OpenCall {
+    Report(ReportRequest, u8),
+    Resolve(Arc<PendingKill>),
+}
+
+/// The calls of this Envoy. All methods run on Envoy's main thread.
+#[derive(Default)]
+pub(crate) struct CommandChannel {
+    is_polling: Cell<bool>,
+    poll_at: Cell<Duration>,
+    next_tag: Cell<u64>,
+    calls: RefCell<HashMap<u64, OpenCall>>,
+    /// What is sent next: Envoy does not allow a call within the hook for responses.
+    unsent: RefCell<VecDeque<OpenCall>>,
+    commands: RefCell<Vec<CommandMessage>>,
+    recent: RefCell<RecentIds>,
+}
+
+impl CommandChannel {
+    /// Whether it has sent the call with this tag.
+    pub(crate) fn owns(tag: u64) -> bool {
+        tag >= POLL_TAG
+    }
+
+    /// Does what is due. Called when the main thread is woken, and periodically.
+    pub(crate) fn run(&self, now: Duration, http: &HttpClient) {
+        self.start_jobs(now);
+        let results = jobs::take_results(wakers::workers, now);
+        if !results.is_empty() {
+            self.report(results);
+        }
+        let mut calls = self.unsent.take();
+        calls.extend(kills::take_unsent().into_iter().map(OpenCall::Resolve));
+        for call in calls {
+            self.send(call, http);
+        }
+        if !self.is_polling.get() && now >= self.poll_at.get() {
+            self.poll(now, http);
+        }
+    }
+
+    fn start_jobs(&self, now: Duration) {
+        let commands = self.commands.take();
+        if commands.is_empty() {
+            return;
+        }
+        let workers = wakers::workers();
+        let mut refused = Vec::new();
+        for command in commands {
+            let (id, Some(content)) = (command.id, command.content) else { continue };
+            let is_ours = command.instance.is_empty() || command.instance == telemetry::instance();
+            if is_ours && self.recent.borrow_mut().add(id) && !jobs::add(Job::new(id, content, workers.clone(), now)) {
+                refused.push(ResultMessage { command: id, is_incomplete: true, ..ResultMessage::default() });
+            }
+        }
+        if !refused.is_empty() {
+            self.report(refused);
+        }
+        wakers::wake_all();
+    }
+
+    fn report(&self, results: Vec<ResultMessage>) {
+        // A report for each result, so that none exceeds the limit of a message.
+        let reports = results.into_iter().map(|result| {
+            OpenCall::Report(ReportRequest { instance: telemetry::instance().to_owned(), results: vec![result] }, 1)
+        });
+        self.unsent.borrow_mut().extend(reports);
+    }
+
+    fn poll(&self, now: Duration, http: &HttpClient) {
+        self.is_polling.set(true);
+        self.poll_at.set(now + RETRY_INTERVAL);
+        let message = PollRequest { instance: telemetry::instance().to_owned() };
+        if post(http, POLL_TAG, &POLL, &framed(&message)).is_err() {
+            self.is_polling.set(false);
+        }
+    }
+
+    fn send(&self, call: OpenCall, http: &HttpClient) {
+        let tag = FIRST_TAG + self.next_tag.get();
+        self.next_tag.set(self.next_tag.get() + 1);
+        let (endpoint, body) = match &call {
+            OpenCall::Report(report, _) => (&REPORT, framed(report)),
+            OpenCall::Resolve(kill) => {
+                (&RESOLVE, framed(&ResolveRequest { instance: telemetry::instance().to_owned(), id: kill.id }))
+            }
+        };
+        // The response may arrive while the call is being sent.
+        self.calls.borrow_mut().insert(tag, call);
+        if let Err(error) = post(http, tag, endpoint, &body) {
+            self.on_failure(tag, error.is_unknown_cluster());
+        }
+    }
+
+    /// Applies a response. Calls that follow are sent when the main thread is woken.
+    pub(crate) fn on_response(&self, tag: u64, now: Duration, response: Option<&HttpResponse>) {
+        let response = response.filter(|response| response.header(":status") == Some("200"));
+        if tag == POLL_TAG {
+            self.on_poll_response(now, response);
+        } else if let Some(response) = response {
+            let call = self.calls.borrow_mut().remove(&tag);
+            let resolved = unframed::<ResolveResponse>(&response.body);
+            match (call, resolved) {
+                (Some(OpenCall::Resolve(kill)), Some(resolved)) => answer(&kill, resolved.into()),
+                (Some(OpenCall::Resolve(kill)), None) => answer(&kill, KillAnswer::Refused(reason(response))),
+                (Some(OpenCall::Report(..)) | None, _) => {}
+            }
+        } else {
+            self.on_failure(tag, false);
+        }
+        wake_main();
+    }
+
+    fn on_poll_response(&self, now: Duration, response: Option<&HttpResponse>) {
+        self.is_polling.set(false);
+        let polled = response.and_then(|response| unframed::<PollResponse>(&response.body));
+        let is_unimplemented = response.is_some_and(|response| response.header("grpc-status") == Some(UNIMPLEMENTED));
+        match polled {
+            Some(polled) => {
+                self.poll_at.set(now);
+                self.commands.borrow_mut().extend(polled.commands);
+            }
+            None if is_unimplemented => self.poll_at.set(now + UNIMPLEMENTED_RETRY_INTERVAL),
+            None => self.poll_at.set(now + RETRY_INTERVAL),
+        }
+    }
+
+    fn on_failure(&self, tag: u64, has_no_control_plane: bool) {
+        match self.calls.borrow_mut().remove(&tag) {
+            // Without a control plane, no other Envoy belongs to this one.
+            Some(OpenCall::Resolve(kill)) if has_no_control_plane => answer(&kill, KillAnswer::Unchanged),
+            Some(OpenCall::Resolve(kill)) => answer(&kill, KillAnswer::Refused(UNREACHABLE.to_owned())),
+            Some(OpenCall::Report(report, attempt)) if attempt < MAX_REPORT_ATTEMPTS && !has_no_control_plane => {
+                self.unsent.borrow_mut().push_back(OpenCall::Report(report, attempt + 1));
+            }
+            Some(OpenCall::Report(..)) | None => {}
+        }
+    }
+}
+
+fn answer(kill: &PendingKill, answer: KillAnswer) {
+    kill.set_answer(answer);
+    wakers::wake_all();
+}
+
+/// Why the control plane has not answered about a KILL.
+fn reason(response: &HttpResponse) -> String {
+    match response.header("grpc-message") {
+        Some(message) => format!("{UNREACHABLE} ({message})"),
+        None => UNREACHABLE.to_owned(),
+    }
+}
+
+fn post(http: &HttpClient, tag: u64, call: &Call, body: &[u8]) -> Result<(), SendError> {
+    http.post(
+        tag,
+        &HttpRequest {
+            cluster: CONTROL_PLANE_CLUSTER,
+            host: CONTROL_PLANE_CLUSTER,
+            path: &[SERVICE, call.method].concat(),
+            headers: &[("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", call.grpc_timeout)],
+            body,
+            timeout: call.timeout,
+        },
+    )
+}

@@ -1,0 +1,368 @@
+"""KILL by the connection id that a client got in its handshake, on real servers, through two Envoys.
+
+With TIDEVOY_SOAK=1, Ctrl-C is pressed 1,000 times instead of 40, and 500 sessions are killed instead of 60.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from sandbox.local_cluster import LocalCluster
+from sandbox.tidb import Tidb
+from sandbox.tidb_cluster import TidbCluster
+from sandbox.tidb_sim.greeting import parse_greeting
+from tests.support.e2e.cluster import run_another_envoy
+from tests.support.module.bootstrap import require_module
+from tests.support.soak import SOAK
+from tests.support.tidb.mysql_terminal import MySqlTerminal, run_mysql_terminal
+from tests.support.tidb.sessions import (
+    Connection,
+    connect,
+    connect_directly,
+    query_rows,
+    query_value,
+    session_port,
+)
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until
+
+PRESSES = 1000 if SOAK else 40
+TERMINALS = 20 if SOAK else 8
+SESSIONS = 500 if SOAK else 60
+BYSTANDERS = 20
+_SETTINGS = {"rebalance": {"enabled": False}}
+_MOVE_INTERVAL_SECONDS = 0.4
+_RESULT_SECONDS = 3.0
+_WATCH_INTERVAL_SECONDS = 0.05
+_RUNNING_QUERY = "select info from information_schema.processlist where info like 'select sleep%'"
+_MARKER = re.compile(r"select sleep\(100\), '(.+)'")
+_ACCESS_DENIED = {1094, 1095, 1227}
+pytestmark = pytest.mark.timeout(900 if SOAK else 180)
+
+
+@dataclass
+class KilledSession:
+    client: RawClient
+    id: int
+    """Connection id of the handshake."""
+    end: asyncio.Task[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.end is not None and self.end.done()
+
+
+class Fleet:
+    """Real servers behind two Envoys."""
+
+    def __init__(self, stack: LocalCluster, other_port: int, exit_stack: AsyncExitStack) -> None:
+        self.stack, self.other_port = stack, other_port
+        self._exit_stack = exit_stack
+        self.running: set[str] = set()
+        """The markers of the statements that the servers run."""
+
+    @property
+    def nodes(self) -> Sequence[Tidb]:
+        return self.stack.tidb
+
+    async def sessions(self) -> list[dict[str, Any]]:
+        """Return all live sessions. Both Envoys must have answered."""
+        response = await self.stack.api.get("/v1/sessions", params={"limit": 10_000})
+        answer: dict[str, Any] = response.raise_for_status().json()
+        assert answer["incomplete"] == []
+        sessions: list[dict[str, Any]] = answer["sessions"]
+        return sessions
+
+    async def open_sessions(self, port: int, count: int) -> list[KilledSession]:
+        return [await self._open_session(port) for _ in range(count)]
+
+    async def _open_session(self, port: int) -> KilledSession:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        self._exit_stack.callback(writer.transport.abort)
+        client = RawClient(reader, writer)
+        _, greeting = await client.read_packet()
+        assert (await client.send_login())[0] == 0
+        # KILL of a session that has run nothing fails in TiDB v8.5.3: "invalid memory address" (1105).
+        assert (await client.query("do 1"))[0] == 0
+        session = KilledSession(client, parse_greeting(greeting).connection_id)
+        session.end = asyncio.create_task(_read_until_end(client))
+        self._exit_stack.callback(session.end.cancel)
+        return session
+
+    def connect(self, port: int, **options: Any) -> Connection:
+        connection = connect(port, **options)
+        self._exit_stack.callback(lambda: connection.open and connection.close())
+        return connection
+
+    async def drain(self, node: Tidb) -> None:
+        (await self.stack.api.post(f"/v1/nodes/{node.address}/drain")).raise_for_status()
+
+    async def undrain(self, node: Tidb) -> None:
+        (await self.stack.api.post(f"/v1/nodes/{node.address}/undrain")).raise_for_status()
+
+    async def move_all(self, count: int) -> None:
+        """Move all sessions to the last node, and then away from it. `count` sessions must have moved."""
+        *first, last = self.nodes
+        for nodes in (first, [last]):
+            for node in nodes:
+                await self.drain(node)
+            addresses = {node.address for node in nodes}
+
+            async def are_empty(addresses: set[str] = addresses) -> bool:
+                return all(session["node"] not in addresses for session in await self.sessions())
+
+            await wait_until(are_empty, 60)
+            for node in nodes:
+                await self.undrain(node)
+        assert sum(session["moves"] > 0 for session in await self.sessions()) == count
+
+    @asynccontextmanager
+    async def moving(self) -> AsyncIterator[None]:
+        """Move sessions back and forth during the block."""
+
+        async def move() -> None:
+            while True:
+                for node in self.nodes:
+                    await self.drain(node)
+                    await asyncio.sleep(_MOVE_INTERVAL_SECONDS)
+                    await self.undrain(node)
+
+        task = asyncio.create_task(move())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for node in self.nodes:
+                await self.undrain(node)
+
+    @asynccontextmanager
+    async def watching_statements(self) -> AsyncIterator[None]:
+        """Keep `running` up to date during the block."""
+        admins = [connect_directly(node) for node in self.nodes]
+
+        async def watch() -> None:
+            while True:
+                listed = await asyncio.to_thread(
+                    lambda: [row[0] for admin in admins for row in query_rows(admin, _RUNNING_QUERY)]
+                )
+                self.running = {match[1] for text in listed if (match := _MARKER.search(str(text)))}
+                await asyncio.sleep(_WATCH_INTERVAL_SECONDS)
+
+        task = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            for admin in admins:
+                admin.close()
+
+
+async def _read_until_end(client: RawClient) -> None:
+    try:
+        await client.reader.read()
+    except ConnectionResetError:
+        return
+
+
+@asynccontextmanager
+async def run_fleet(directory: Path, cluster: TidbCluster) -> AsyncIterator[Fleet]:
+    start = LocalCluster.start(directory, cluster=cluster, settings=_SETTINGS)
+    async with start as stack, AsyncExitStack() as exit_stack:
+        another = run_another_envoy(stack, "envoy-2", module=require_module())
+        port = await exit_stack.enter_async_context(another)
+        fleet = Fleet(stack, port, exit_stack)
+
+        async def is_complete() -> bool:
+            response = await stack.api.get("/v1/sessions")
+            return response.raise_for_status().json()["incomplete"] == []
+
+        await wait_until(is_complete, 15)
+        yield fleet
+        assert stack.bugs() == []
+
+
+@pytest.mark.parametrize("moves", ["before", "after", "during"])
+async def test_ctrl_c_stops_the_statement(tmp_path: Path, cluster: TidbCluster, moves: str) -> None:
+    """Half of the clients are behind each Envoy. A statement ends only when its own client presses Ctrl-C."""
+    started = time.monotonic()
+    async with run_fleet(tmp_path, cluster) as fleet, AsyncExitStack() as terminals:
+        clients = [
+            await terminals.enter_async_context(run_mysql_terminal(port))
+            for _ in range(TERMINALS // 2)
+            for port in (fleet.stack.sql_port, fleet.other_port)
+        ]
+        if moves == "after":
+            await fleet.move_all(len(clients))
+        rounds = PRESSES // len(clients)
+        # A session that a KILL has found does not move for 3 s.
+        pause = 6.0 if moves == "during" else 0.5
+        await terminals.enter_async_context(fleet.watching_statements())
+        presses = [press_ctrl_c(fleet, client, index, rounds, pause) for index, client in enumerate(clients)]
+        if moves == "during":
+            async with fleet.moving():
+                durations = await asyncio.gather(*presses)
+                moved = sum(session["moves"] for session in await fleet.sessions())
+        else:
+            durations = await asyncio.gather(*presses)
+            moved = sum(session["moves"] for session in await fleet.sessions())
+    seconds = sorted(value for values in durations for value in values)
+    print(
+        f"{moves} moves: Ctrl-C was pressed {len(seconds)} times and stopped every statement after"
+        f" {seconds[len(seconds) // 2] * 1000:.0f} ms (median), {seconds[-1] * 1000:.0f} ms (longest);"
+        f" {moved} moves; {time.monotonic() - started:.0f} s"
+    )
+    assert len(seconds) == rounds * len(clients)
+    assert moves == "before" or moved >= len(clients)
+
+
+async def press_ctrl_c(
+    fleet: Fleet, client: MySqlTerminal, index: int, rounds: int, pause: float
+) -> list[float]:
+    """Run statements and press Ctrl-C; return how long each statement then took to end.
+
+    `pause`: the longest time between two statements.
+    """
+    durations = []
+    for number in range(rounds):
+        await asyncio.sleep(random.uniform(0, pause))
+        marker = f"c{index}-{number}"
+        client.start(f"select sleep(100), '{marker}';")
+        await wait_until(lambda marker=marker: marker in fleet.running, 10)  # type: ignore[misc]
+        await asyncio.sleep(random.uniform(0, 0.3))
+        assert not client.has_result, client.text
+        pressed = time.monotonic()
+        client.press_ctrl_c()
+        try:
+            await client.wait_for_result(_RESULT_SECONDS)
+        except TimeoutError:
+            pytest.fail(f"{marker} still runs after Ctrl-C: {client.text!r}")
+        durations.append(time.monotonic() - pressed)
+    return durations
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+async def test_kill_by_first_id_ends_moved_sessions(tmp_path: Path, cluster: TidbCluster, busy: bool) -> None:
+    started = time.monotonic()
+    async with run_fleet(tmp_path, cluster) as fleet:
+        victims = await fleet.open_sessions(fleet.stack.sql_port, SESSIONS)
+        bystanders = await fleet.open_sessions(fleet.stack.sql_port, BYSTANDERS)
+        await fleet.move_all(len(victims) + len(bystanders))
+        if busy:
+            for victim in victims:
+                victim.client.writer.write(_query_packet("select sleep(100)"))
+        seconds = await kill_all(fleet, victims)
+        assert [b.id for b in bystanders if b.has_ended] == []
+    report("moved and busy" if busy else "moved", seconds, started)
+
+
+async def test_kill_by_first_id_ends_moving_sessions(tmp_path: Path, cluster: TidbCluster) -> None:
+    started = time.monotonic()
+    async with run_fleet(tmp_path, cluster) as fleet:
+        victims = await fleet.open_sessions(fleet.stack.sql_port, SESSIONS)
+        bystanders = await fleet.open_sessions(fleet.stack.sql_port, BYSTANDERS)
+        async with fleet.moving():
+            seconds = await kill_all(fleet, victims)
+        assert [b.id for b in bystanders if b.has_ended] == []
+    report("moving", seconds, started)
+
+
+async def kill_all(fleet: Fleet, victims: Sequence[KilledSession]) -> list[float]:
+    """KILL each session once by its first id, through the other Envoy; return how long each KILL took."""
+    killer = fleet.connect(fleet.other_port)
+    seconds = []
+    for victim in victims:
+        before = time.monotonic()
+        await asyncio.to_thread(query_rows, killer, f"kill {victim.id}")
+        seconds.append(time.monotonic() - before)
+        await asyncio.sleep(0)
+    survivors = victims
+
+    def all_have_ended() -> bool:
+        nonlocal survivors
+        survivors = [victim for victim in victims if not victim.has_ended]
+        return not survivors
+
+    try:
+        await wait_until(all_have_ended, 5)
+    except TimeoutError:
+        pytest.fail(f"{len(survivors)} of {len(victims)} sessions survived: {[v.id for v in survivors][:10]}")
+    return seconds
+
+
+def report(what: str, seconds: list[float], started: float) -> None:
+    seconds.sort()
+    print(
+        f"KILL by first id ended {len(seconds)} of {len(seconds)} sessions ({what}); a KILL took"
+        f" {seconds[len(seconds) // 2] * 1000:.1f} ms (median), {seconds[-1] * 1000:.0f} ms (longest);"
+        f" {time.monotonic() - started:.0f} s"
+    )
+
+
+@pytest.mark.parametrize("is_same_node", [True, False], ids=["same node", "other node"])
+async def test_privilege_is_that_of_a_direct_kill(
+    tmp_path: Path, cluster: TidbCluster, is_same_node: bool
+) -> None:
+    """TiDB checks the privilege only if it knows the session: if KILL runs on the node of the session.
+
+    See `KillStmt` in pkg/planner/core/planbuilder.go: KILL of a session on another node needs no privilege.
+    """
+    with connect_directly(cluster.tidb[0]) as admin:
+        for statement in ("drop user if exists weak", "create user weak"):
+            query_rows(admin, statement)
+    direct = kill_directly(cluster.tidb[0], cluster.tidb[0 if is_same_node else 1])
+    async with run_fleet(tmp_path, cluster) as fleet:
+        (victim,) = await fleet.open_sessions(fleet.stack.sql_port, 1)
+        weak_victim = fleet.connect(fleet.stack.sql_port, user="weak")
+        await fleet.move_all(2)
+        (node,) = [session["node"] for session in await fleet.sessions() if session["id"] == victim.id]
+        weak = fleet.connect(fleet.other_port, user="weak")
+        while (f"127.0.0.1:{session_port(weak)}" == node) is not is_same_node:
+            weak = fleet.connect(fleet.other_port, user="weak")
+        error = await asyncio.to_thread(error_of_kill, weak, victim.id)
+        await asyncio.sleep(0.5)
+        where = "the same node" if is_same_node else "another node"
+        print(f"a user without privileges, on {where}: error {error}, ended: {victim.has_ended}")
+        assert (error, victim.has_ended) == direct
+        assert not is_same_node or (error in _ACCESS_DENIED and not victim.has_ended)
+        # A user may end its own sessions, also by COM_PROCESS_KILL.
+        weak.kill(weak_victim.thread_id())  # type: ignore[no-untyped-call]
+        with pytest.raises(pymysql.err.MySQLError):
+            await asyncio.to_thread(query_rows, weak_victim, "select 1")
+
+
+def kill_directly(victims_node: Tidb, killers_node: Tidb) -> tuple[int, bool]:
+    """KILL a session of root as a user without privileges, past Envoy. Return the error, and if it ends."""
+    with connect_directly(victims_node) as victim, connect_directly(killers_node, user="weak") as weak:
+        error = error_of_kill(weak, victim.thread_id())  # type: ignore[no-untyped-call]
+        time.sleep(0.5)
+        try:
+            query_rows(victim, "select 1")
+        except pymysql.err.MySQLError:
+            return error, True
+    return error, False
+
+
+def error_of_kill(killer: Connection, id_: int) -> int:
+    """Run KILL; return the code of its error, 0 without one."""
+    try:
+        query_rows(killer, f"kill {id_}")
+    except pymysql.err.MySQLError as error:
+        return int(error.args[0])
+    return 0
+
+
+def _query_packet(text: str) -> bytes:
+    return (len(text) + 1).to_bytes(3, "little") + b"\0\x03" + text.encode()

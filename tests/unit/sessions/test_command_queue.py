@@ -1,0 +1,58 @@
+"""Commands reach each Envoy process once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from controlplane.model.sessions import SessionResult
+from controlplane.sessions import commands_pb2
+from controlplane.sessions.command_queue import CommandQueue
+
+
+def command(id_: int, instance: str = "") -> Any:
+    return commands_pb2.Command(id=id_, instance=instance)
+
+
+def ignore(_: SessionResult, __: Any) -> None:
+    """Take no result."""
+
+
+async def ids(queue: CommandQueue, instance: str, seconds: float = 0.0) -> list[int]:
+    return [message.id for message in await queue.next_commands(instance, seconds)]
+
+
+async def test_command_is_given_once_to_each_process() -> None:
+    queue = CommandQueue()
+    with queue.run(command(1), ignore), queue.run(command(2, "b"), ignore):
+        assert [await ids(queue, name) for name in ("a", "a", "b", "b")] == [[1], [], [1, 2], []]
+    assert await ids(queue, "c") == []
+
+
+async def test_command_ends_a_wait() -> None:
+    queue = CommandQueue()
+    waiting = [asyncio.create_task(ids(queue, name, 10.0)) for name in ("a", "b")]
+    await asyncio.sleep(0)
+    with queue.run(command(1), ignore):
+        assert await asyncio.gather(*waiting) == [[1], [1]]
+
+
+async def test_wait_for_a_command_of_another_process_continues() -> None:
+    queue = CommandQueue()
+    waiting = asyncio.create_task(ids(queue, "a", 10.0))
+    await asyncio.sleep(0)
+    with queue.run(command(1, "b"), ignore):
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        with queue.run(command(2), ignore):
+            assert await waiting == [2]
+
+
+async def test_result_of_a_command_that_has_ended_is_ignored() -> None:
+    queue, results = CommandQueue(), list[SessionResult]()
+    result = SessionResult("envoy-1", "a", is_incomplete=False, sessions=(), total=0)
+    with queue.run(command(1), lambda result, _: results.append(result)):
+        queue.put_result(2, result, None)
+        queue.put_result(1, result, None)
+    queue.put_result(1, result, None)
+    assert results == [result]
