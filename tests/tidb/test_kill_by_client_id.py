@@ -10,8 +10,9 @@ import random
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ from tests.support.tidb.sessions import (
     connect,
     connect_directly,
     query_rows,
-    query_value,
     session_port,
 )
 from tests.support.tidb_sim_clients import RawClient
@@ -42,6 +42,7 @@ TERMINALS = 20 if SOAK else 8
 SESSIONS = 500 if SOAK else 60
 BYSTANDERS = 20
 _SETTINGS = {"rebalance": {"enabled": False}}
+_MAX_LOST_SHARE = 0.02
 _MOVE_INTERVAL_SECONDS = 0.4
 _RESULT_SECONDS = 3.0
 _WATCH_INTERVAL_SECONDS = 0.05
@@ -102,7 +103,7 @@ class Fleet:
 
     def connect(self, port: int, **options: Any) -> Connection:
         connection = connect(port, **options)
-        self._exit_stack.callback(lambda: connection.open and connection.close())
+        self._exit_stack.callback(close, connection)
         return connection
 
     async def drain(self, node: Tidb) -> None:
@@ -170,6 +171,11 @@ class Fleet:
                 admin.close()
 
 
+def close(connection: Connection) -> None:
+    if connection.open:
+        connection.close()
+
+
 async def _read_until_end(client: RawClient) -> None:
     try:
         await client.reader.read()
@@ -187,22 +193,37 @@ async def run_fleet(directory: Path, cluster: TidbCluster) -> AsyncIterator[Flee
 
         async def is_complete() -> bool:
             response = await stack.api.get("/v1/sessions")
-            return response.raise_for_status().json()["incomplete"] == []
+            return not response.raise_for_status().json()["incomplete"]
 
         await wait_until(is_complete, 15)
         yield fleet
         assert stack.bugs() == []
 
 
-@pytest.mark.parametrize("moves", ["before", "after", "during"])
+@dataclass
+class Presses:
+    """What the presses of Ctrl-C have caused: how long each statement then took to end, and lost sessions."""
+
+    seconds: list[float] = field(default_factory=list)
+    lost: int = 0
+
+
+@pytest.mark.parametrize("moves", ["before", "after", "during", "without Tidevoy"])
 async def test_ctrl_c_stops_the_statement(tmp_path: Path, cluster: TidbCluster, moves: str) -> None:
-    """Half of the clients are behind each Envoy. A statement ends only when its own client presses Ctrl-C."""
+    """Half of the clients are behind each Envoy. A statement ends only when its own client presses Ctrl-C.
+
+    KILL QUERY sometimes ends a whole session in TiDB v8.5.3, also without Tidevoy: it sets a deadline for the
+    next read of the connection, just after the statement has ended (`killQuery` in pkg/server/server.go).
+    """
     started = time.monotonic()
     async with run_fleet(tmp_path, cluster) as fleet, AsyncExitStack() as terminals:
+        ports = [fleet.stack.sql_port, fleet.other_port]
+        if moves == "without Tidevoy":
+            ports = [node.port for node in fleet.nodes[:2]]
         clients = [
-            await terminals.enter_async_context(run_mysql_terminal(port))
+            (port, await terminals.enter_async_context(run_mysql_terminal(port)))
             for _ in range(TERMINALS // 2)
-            for port in (fleet.stack.sql_port, fleet.other_port)
+            for port in ports
         ]
         if moves == "after":
             await fleet.move_all(len(clients))
@@ -210,47 +231,60 @@ async def test_ctrl_c_stops_the_statement(tmp_path: Path, cluster: TidbCluster, 
         # A session that a KILL has found does not move for 3 s.
         pause = 6.0 if moves == "during" else 0.5
         await terminals.enter_async_context(fleet.watching_statements())
-        presses = [press_ctrl_c(fleet, client, index, rounds, pause) for index, client in enumerate(clients)]
-        if moves == "during":
-            async with fleet.moving():
-                durations = await asyncio.gather(*presses)
-                moved = sum(session["moves"] for session in await fleet.sessions())
-        else:
-            durations = await asyncio.gather(*presses)
+        presses = Presses()
+        running = [
+            press_ctrl_c(fleet, terminals, client, f"c{index}", port, rounds, pause, presses)
+            for index, (port, client) in enumerate(clients)
+        ]
+        async with fleet.moving() if moves == "during" else nullcontext():
+            await asyncio.gather(*running)
             moved = sum(session["moves"] for session in await fleet.sessions())
-    seconds = sorted(value for values in durations for value in values)
+    seconds = sorted(presses.seconds)
     print(
         f"{moves} moves: Ctrl-C was pressed {len(seconds)} times and stopped every statement after"
         f" {seconds[len(seconds) // 2] * 1000:.0f} ms (median), {seconds[-1] * 1000:.0f} ms (longest);"
-        f" {moved} moves; {time.monotonic() - started:.0f} s"
+        f" TiDB ended {presses.lost} sessions; {moved} moves; {time.monotonic() - started:.0f} s"
     )
     assert len(seconds) == rounds * len(clients)
-    assert moves == "before" or moved >= len(clients)
+    assert moves in ("before", "without Tidevoy") or moved >= len(clients) // 2
+    assert presses.lost <= max(1, _MAX_LOST_SHARE * PRESSES)
 
 
 async def press_ctrl_c(
-    fleet: Fleet, client: MySqlTerminal, index: int, rounds: int, pause: float
-) -> list[float]:
-    """Run statements and press Ctrl-C; return how long each statement then took to end.
-
-    `pause`: the longest time between two statements.
-    """
-    durations = []
-    for number in range(rounds):
+    fleet: Fleet,
+    terminals: AsyncExitStack,
+    client: MySqlTerminal,
+    name: str,
+    port: int,
+    rounds: int,
+    pause: float,
+    presses: Presses,
+) -> None:
+    """Run statements and press Ctrl-C. `pause`: the longest time between two statements."""
+    number = 0
+    while number < rounds:
         await asyncio.sleep(random.uniform(0, pause))
-        marker = f"c{index}-{number}"
+        marker = f"{name}-{number}"
         client.start(f"select sleep(100), '{marker}';")
-        await wait_until(lambda marker=marker: marker in fleet.running, 10)  # type: ignore[misc]
+        await wait_until(partial(_has_begun, fleet, client, marker), 10)
         await asyncio.sleep(random.uniform(0, 0.3))
-        assert not client.has_result, client.text
+        if client.has_result:
+            assert "ERROR 2013" in client.text or "ERROR 2006" in client.text, client.text
+            presses.lost += 1
+            client = await terminals.enter_async_context(run_mysql_terminal(port))
+            continue
         pressed = time.monotonic()
         client.press_ctrl_c()
         try:
             await client.wait_for_result(_RESULT_SECONDS)
         except TimeoutError:
             pytest.fail(f"{marker} still runs after Ctrl-C: {client.text!r}")
-        durations.append(time.monotonic() - pressed)
-    return durations
+        presses.seconds.append(time.monotonic() - pressed)
+        number += 1
+
+
+def _has_begun(fleet: Fleet, client: MySqlTerminal, marker: str) -> bool:
+    return marker in fleet.running or client.has_result
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
