@@ -48,8 +48,8 @@ log = structlog.get_logger("tidevoy.engine")
 class Engine:
     """A control plane. Call every method from the event loop that runs `run`.
 
-    `cluster` and `statements` read the current state, `operations`, `rules` and `rollouts` change it, `sessions`
-    asks the Envoys about their sessions, and `events` is the event log.
+    `cluster` and `statements` read the current state, `operations`, `rules` and `rollouts` change it,
+    `sessions` asks the Envoys about their sessions, and `events` is the event log.
     """
 
     def __init__(
