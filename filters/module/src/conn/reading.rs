@@ -182,6 +182,9 @@ impl Conn {
     /// Forwards bytes to the other connection, directly if possible. The rest goes through Envoy's buffers. To keep the
     /// order, all later bytes take the same way until these buffers are empty.
     pub(crate) fn forward(&self, bytes: &[u8], passed: &mut usize) {
+        if bytes.is_empty() {
+            return;
+        }
         let sent = if self.receiving.pending.borrow().is_empty() {
             self.other_conn.borrow().upgrade().map_or(0, |other| other.send_direct(bytes))
         } else {
