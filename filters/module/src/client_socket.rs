@@ -71,8 +71,8 @@ struct ClientConn {
     session: OnceCell<Rc<Session>>,
     /// The module has sent an error to the client, which is expected to close.
     is_rejected: Cell<bool>,
-    /// Bytes that were read from a held client that has closed its connection. They are forwarded when the client is no
-    /// longer held.
+    /// Bytes that were read from a held client: a held request with what follows it, or what the client has sent before it
+    /// closed its connection. They are processed when the client is no longer held.
     held_input: RefCell<Vec<u8>>,
 }
 
@@ -168,37 +168,39 @@ impl ClientConn {
         let joined = session.join_client_bytes(bytes);
         let input = joined.as_deref().unwrap_or(bytes);
         let mut rest = input;
-        // The bytes that may pass. Those of one read are forwarded at once.
-        let mut passing = 0..0;
+        // The range of `input` to forward, with one write.
+        let mut to_forward = 0..0;
         while !rest.is_empty() {
             if session.evades_rules() {
-                return ReadStep::Close;
+                return ReadStep::Close; // what the client expects next is not known, so it gets no error
             }
             let found = session.next_request(&mut rest);
             let step = match found {
                 None => self.track(session, &[], false),
                 Some(Found::Bytes(bytes)) => {
-                    passing.end += bytes.len();
+                    to_forward.end += bytes.len();
                     self.track(session, bytes, false)
                 }
                 Some(Found::Observed(bytes, request)) => {
-                    passing.end += bytes.len();
+                    to_forward.end += bytes.len();
                     self.track(session, bytes, false).inspect(|()| session.on_request(&request))
                 }
                 Some(Found::Held(request)) => match (session.decide(&request), &request) {
                     (Decision::Pass, Request::Received(_)) => {
-                        passing.end += request.len();
+                        to_forward.end += request.len();
                         self.track_request(session, &request, &request)
                     }
                     (decision, _) => {
-                        self.conn.forward(&input[passing], passed);
-                        passing = input.len() - rest.len()..input.len() - rest.len();
+                        self.conn.forward(&input[to_forward], passed);
+                        to_forward = input.len() - rest.len()..input.len() - rest.len();
                         self.apply(session, decision, &request, rest, passed)
                     }
                 },
                 Some(Found::Refused(CHANGE_USER)) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
                 Some(Found::Refused(_)) => {
-                    let _ = self.conn.write_or_queue(&statement_too_long());
+                    if session.may_answer() {
+                        let _ = self.conn.write_or_queue(&statement_too_long());
+                    }
                     Err(ReadStep::Close)
                 }
             };
@@ -206,7 +208,7 @@ impl ClientConn {
                 return step;
             }
         }
-        self.conn.forward(&input[passing], passed);
+        self.conn.forward(&input[to_forward], passed);
         ReadStep::Continue
     }
 

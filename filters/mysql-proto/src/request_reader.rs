@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::ops::Deref;
 
+use crate::command::Command;
 use crate::packet::{HEADER, Header, HeaderReader, MAX_PAYLOAD};
 use crate::secret::SecretBytes;
 
@@ -36,7 +37,7 @@ pub struct RequestStart<'a> {
     pub length: usize,
     /// What was received of the payload, behind the command.
     pub content: &'a [u8],
-    /// No other request precedes this one in the bytes that the reader is about to return.
+    /// Nothing before this request is still to be forwarded, so what is known of the session is up to date.
     pub is_first: bool,
 }
 
@@ -63,6 +64,12 @@ pub enum Request<'a> {
 }
 
 impl Request<'_> {
+    /// The command. None: the payload is empty.
+    #[must_use]
+    pub fn command(&self) -> Option<Command> {
+        self.get(HEADER).map(|command| Command::from(*command))
+    }
+
     /// The sequence number of the response.
     #[must_use]
     pub fn response_sequence(&self) -> u8 {
@@ -163,7 +170,8 @@ impl RequestReader {
         }
     }
 
-    /// To be called first with received bytes. Some: read these bytes instead, which begin with earlier ones.
+    /// Call this first with received bytes. Some: read these bytes instead: the incomplete start of a request, which was kept,
+    /// and `bytes`.
     pub fn join(&mut self, bytes: &[u8]) -> Option<SecretBytes> {
         if self.start.is_empty() {
             return None;

@@ -46,7 +46,7 @@ const FEATURES: [&[u8]; 8] = [
 
 const OPERATORS: [&[u8]; 12] = [b"<=>", b"||", b"&&", b"&^", b":=", b">=", b"<=", b"!=", b"<>", b"<<", b">>", b"\\N"];
 
-/// Content of a string matters only if it is one of a few short words. An escaped character takes two bytes.
+/// The normalizer compares the content of strings only with a few short words. An escaped character takes two bytes.
 const MAX_STRING_THAT_MATTERS: usize = 2 * "index".len();
 
 #[derive(Clone)]

@@ -191,10 +191,10 @@ fn answer(kill: &PendingKill, answer: KillAnswer) {
     wakers::wake_all();
 }
 
-/// Why the control plane has not answered about a KILL.
+/// Why the session of a KILL was not looked for.
 fn reason(response: &HttpResponse) -> String {
     match response.header("grpc-message") {
-        Some(message) => format!("{UNREACHABLE} ({message})"),
+        Some(message) => format!("Tidevoy: the control plane could not look for the session of this KILL: {message}"),
         None => UNREACHABLE.to_owned(),
     }
 }

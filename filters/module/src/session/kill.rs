@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use mysql_proto::command::Command;
 use mysql_proto::error;
-use mysql_proto::packet::Header;
+use mysql_proto::packet::packets;
 use mysql_proto::query::statement_text;
 use mysql_proto::request_reader::{Interest, Request, RequestStart};
 
@@ -18,10 +18,11 @@ use crate::fleet_commands::{self, KillAnswer};
 const MAX_KILL_BYTES: usize = 4096;
 /// The payload of COM_PROCESS_KILL: the command, and the id in 4 bytes.
 const PROCESS_KILL_BYTES: usize = 5;
-/// A query without attributes begins so, if client and node have agreed on query attributes: none of them, in one set.
+/// What precedes the text of COM_QUERY if there are no attributes, although client and node have agreed on them: the count
+/// 0, and one set of parameters.
 const NO_ATTRIBUTES: &[u8] = &[0, 1];
 
-/// What a request kills, and how it passes with another id.
+/// What a request kills, and the payload around its id.
 #[derive(Debug, PartialEq, Eq)]
 struct KillRequest {
     id: u64,
@@ -53,8 +54,7 @@ impl KillRequest {
     /// The packet of the request with this id.
     fn with_id(&self, id: u64) -> Vec<u8> {
         let payload = [&*self.before, id.to_string().as_bytes(), &*self.after].concat();
-        let header = Header { length: payload.len(), sequence: 0 };
-        [&header.bytes()[..], &payload].concat()
+        packets(&payload, 0)
     }
 
     /// `sequence`: of the response to the client.

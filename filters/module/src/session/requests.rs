@@ -1,15 +1,14 @@
 //! The requests of an established session: the module finds them in the client's bytes, and sees some of them as a whole.
 //!
 //! A command that changes the identity is held until it is complete, if no response is outstanding. A KILL is held until
-//! it is known which session it means. While there are rules, requests with statements are held until they have judged.
-//! While statements are observed, these requests are shown when their bytes have passed.
+//! it is known which session it means. While there are rules, requests with statements are held until the rules
+//! have decided. While statements are observed, these requests are returned after their bytes were forwarded.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use mysql_proto::command::Command;
 use mysql_proto::error::ProxyError;
-use mysql_proto::packet::HEADER;
 use mysql_proto::request_reader::{Found, Interest, Request, RequestReader, RequestStart};
 use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::TrackerState;
@@ -122,11 +121,19 @@ impl Session {
 
     /// Decides about a held request.
     pub(crate) fn decide(self: &Rc<Self>, request: &Request<'_>) -> Decision {
+        let decision = self.decide_by_command(request);
+        if matches!(decision, Decision::Answer(_) | Decision::Reject(_)) {
+            self.release_permit();
+        }
+        decision
+    }
+
+    fn decide_by_command(self: &Rc<Self>, request: &Request<'_>) -> Decision {
         self.requests.is_resuming.set(false);
         if let Some(decision) = self.requests.decision.take() {
             return decision;
         }
-        match request.get(HEADER).map(|command| Command::from(*command)) {
+        match request.command() {
             Some(Command::ChangeUser | Command::SetOption) => match self.check_identity_command(request) {
                 Ok(None) => Decision::Pass,
                 Ok(Some(changed)) => Decision::Change(changed),

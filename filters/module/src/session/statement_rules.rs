@@ -26,13 +26,15 @@ use crate::statements::{SessionStatements, StatementCollector};
 /// How long a statement waits until it is tried again, if nothing says when other statements end.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The error of MySQL for an unknown prepared statement.
+/// The errors of MySQL for an unknown prepared statement, a malformed packet, and a packet that is too long.
 const UNKNOWN_STATEMENT: u16 = 1243;
+const MALFORMED_PACKET: u16 = 1835;
+const PACKET_TOO_LONG: u16 = 1153;
 
 /// What a session keeps for the rules.
 #[derive(Default)]
 pub(super) struct SessionRules {
-    /// What the request that is about to pass uses of limits.
+    /// The place under a limit that the next forwarded request holds.
     permit: RefCell<Option<Permit>>,
     /// The rules want the request that is about to pass in the log.
     must_log: Cell<bool>,
@@ -73,9 +75,17 @@ impl Session {
 
     /// What the rules say about a request.
     pub(super) fn judge(self: &Rc<Self>, request: &Request<'_>) -> Decision {
+        let decision = self.apply_rules(request);
+        if !matches!(decision, Decision::Wait) {
+            self.rules.waiting_since.set(None);
+        }
+        decision
+    }
+
+    fn apply_rules(self: &Rc<Self>, request: &Request<'_>) -> Decision {
         let Some(active) = rules::current() else { return Decision::Pass };
         let payload = request.payload();
-        let verdict = {
+        let (verdict, text_start) = {
             let traffic = self.traffic.borrow();
             let Some(traffic) = &*traffic else { return Decision::Pass };
             match self.verdict(&active, traffic, &payload) {
@@ -87,10 +97,9 @@ impl Session {
         if is_first_try {
             active.count(&verdict.hits);
         }
-        let is_prepare = payload.first() == Some(&(Command::Prepare as u8));
         let (text, limits) = match verdict.outcome {
             Outcome::Block(answer) => {
-                if is_prepare {
+                if request.command() == Some(Command::Prepare) {
                     self.with_traffic(|traffic| traffic.commands.statements.on_prepare_refused());
                 }
                 return refuse(request, &answer);
@@ -103,48 +112,40 @@ impl Session {
         self.rules.must_log.set(verdict.must_log);
         match text {
             None => Decision::Pass,
-            Some(text) => {
-                let start = payload.len() - self.text_length(&payload);
-                Decision::Change(packets(&[&payload[..start], &text].concat(), 0).into())
-            }
+            Some(text) => Decision::Change(packets(&[&payload[..text_start], &text].concat(), 0).into()),
         }
     }
 
-    fn text_length(&self, payload: &[u8]) -> usize {
-        self.with_traffic(|traffic| traffic.commands.statements.text(payload).map(<[u8]>::len))
-            .flatten()
-            .unwrap_or_default()
-    }
-
-    fn verdict(&self, active: &ActiveRules, traffic: &Traffic, payload: &[u8]) -> Result<Verdict, Answer> {
+    /// The verdict, and where the text begins in the payload.
+    fn verdict(&self, active: &ActiveRules, traffic: &Traffic, payload: &[u8]) -> Result<(Verdict, usize), Answer> {
         let (rules, collector) = (&active.rules, &self.worker.statements);
         let statements = &traffic.commands.statements;
         let command = payload.first().map_or(Command::Other, |command| Command::from(*command));
-        match command {
-            Command::Query => {
-                let text = statements.text(payload).ok_or_else(invalid_attributes)?;
-                let mut parts = sql_text::statements(text);
-                let first = Judged::new(rules, collector, parts.next().unwrap_or_default());
-                let others = parts.map(|text| Judged::new(rules, collector, text)).collect::<Vec<_>>();
-                if others.is_empty() {
-                    return Ok(self.judge_statements(rules, statements, CommandKind::Query, &[first.info()]));
-                }
-                let infos = iter::once(&first).chain(&others).map(Judged::info).collect::<Vec<_>>();
-                Ok(self.judge_statements(rules, statements, CommandKind::Query, &infos))
-            }
-            Command::Prepare => {
-                let text = statements.text(payload).ok_or_else(invalid_attributes)?;
-                let judged = Judged::new(rules, collector, Cow::Borrowed(text));
-                Ok(self.judge_statements(rules, statements, CommandKind::Prepare, &[judged.info()]))
-            }
+        let text = match command {
+            Command::Query | Command::Prepare => statements.text(payload).ok_or_else(invalid_attributes)?,
             _ => {
                 let prepared = statements.prepared(payload).ok_or_else(unknown_statement)?;
                 let class = prepared.known.class(rules);
                 let digest = &prepared.known.statement.digest;
                 let info = StatementInfo { text: &prepared.text, digest, class: &class };
-                Ok(self.judge_statements(rules, statements, CommandKind::Execute, &[info]))
+                return Ok((self.judge_statements(rules, statements, CommandKind::Execute, &[info]), 0));
             }
-        }
+        };
+        let verdict = if command == Command::Prepare {
+            let judged = Judged::new(rules, collector, Cow::Borrowed(text));
+            self.judge_statements(rules, statements, CommandKind::Prepare, &[judged.info()])
+        } else {
+            let mut parts = sql_text::statements(text);
+            let first = Judged::new(rules, collector, parts.next().unwrap_or_default());
+            let others = parts.map(|text| Judged::new(rules, collector, text)).collect::<Vec<_>>();
+            if others.is_empty() {
+                self.judge_statements(rules, statements, CommandKind::Query, &[first.info()])
+            } else {
+                let infos = iter::once(&first).chain(&others).map(Judged::info).collect::<Vec<_>>();
+                self.judge_statements(rules, statements, CommandKind::Query, &infos)
+            }
+        };
+        Ok((verdict, payload.len() - text.len()))
     }
 
     fn judge_statements(
@@ -177,12 +178,10 @@ impl Session {
         request: &Request<'_>,
     ) -> Result<(), Decision> {
         if limits.is_empty() {
-            self.rules.waiting_since.set(None);
             return Ok(());
         }
         match rules::limiter().acquire(&active.rules, limits, clock::now()) {
             Ok(permit) => {
-                self.rules.waiting_since.set(None);
                 self.rules.permit.replace(Some(permit));
                 Ok(())
             }
@@ -190,7 +189,6 @@ impl Session {
                 let since = self.rules.waiting_since.get().unwrap_or_else(Instant::now);
                 let left = wait.saturating_sub(since.elapsed());
                 if left.is_zero() {
-                    self.rules.waiting_since.set(None);
                     return Err(refuse(request, &answer));
                 }
                 self.rules.waiting_since.set(Some(since));
@@ -208,11 +206,17 @@ impl Session {
     }
 
     /// Whether the rules want the request that passes now in the log.
+    /// The request is not forwarded.
+    pub(super) fn release_permit(&self) {
+        self.rules.permit.take();
+        self.rules.must_log.set(false);
+    }
+
     pub(super) fn take_must_log(&self) -> bool {
         self.rules.must_log.take()
     }
 
-    /// What the request that passes now uses of limits.
+    /// The place under a limit that the request holds that is forwarded now.
     pub(super) fn take_permit(&self) -> Option<Permit> {
         self.rules.permit.take()
     }
@@ -224,13 +228,13 @@ pub(crate) fn statement_too_long() -> Vec<u8> {
         "Tidevoy: while rules for statements are in force, a statement may have up to {} MiB (operator: tidevoy rules)",
         MAX_HELD_BYTES / 1024 / 1024
     );
-    answer_packet(1153, *b"08S01", &text, 1)
+    answer_packet(PACKET_TOO_LONG, *b"08S01", &text, 1)
 }
 
 /// A statement that the rules judge.
 struct Judged<'a> {
     text: Cow<'a, [u8]>,
-    /// Any digest, if no rule depends on it.
+    /// All zeros if no rule depends on it.
     digest: Digest,
     class: Class,
 }
@@ -262,5 +266,5 @@ fn unknown_statement() -> Answer {
 
 fn invalid_attributes() -> Answer {
     let message = "Tidevoy: the rules cannot check this statement, since its query attributes are invalid";
-    Answer { code: 1835, state: *b"HY000", message: message.to_owned() } // "Malformed communication packet"
+    Answer { code: MALFORMED_PACKET, state: *b"HY000", message: message.to_owned() }
 }

@@ -53,11 +53,10 @@ pub(crate) struct Statement {
 
 impl Statement {
     pub(crate) fn new(normalized: &[u8]) -> Self {
-        let length = (0..=normalized.len().min(MAX_TEXT_BYTES))
-            .rev()
-            .find(|length| std::str::from_utf8(&normalized[..*length]).is_ok())
-            .unwrap_or_default();
-        let text = String::from_utf8_lossy(&normalized[..length]).into_owned();
+        // Normalized texts are valid UTF-8, so only the cut can be within a character.
+        let start = &normalized[..normalized.len().min(MAX_TEXT_BYTES)];
+        let valid = start.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+        let text = valid.to_owned();
         Self { digest: sql_text::digest(normalized), text, length: normalized.len() }
     }
 

@@ -26,7 +26,7 @@ use running::{Content, KeptText, Run, RunningCommand};
 /// MariaDB: the statement id that stands for the statement prepared last.
 const LAST_PREPARED: u32 = u32::MAX;
 
-/// Executions of other prepared statements count as unknown statements.
+/// Executions of other prepared statements count as unknown statements, and rules refuse them.
 const MAX_PREPARED: usize = 65_536;
 
 /// Follows the statements of a session from its beginning. Prepared statements and the database are always known;
@@ -38,7 +38,7 @@ pub(crate) struct SessionStatements {
     /// The commands without a complete response, oldest first.
     commands: VecDeque<RunningCommand>,
     prepared: HashMap<u32, Rc<PreparedStatement>>,
-    /// The module has answered the last request to prepare a statement, so no statement is the last one.
+    /// The module has answered the last request to prepare a statement, so [`LAST_PREPARED`] names no statement.
     is_last_refused: bool,
     /// The selected database. Empty: none.
     database: Box<[u8]>,
@@ -230,11 +230,11 @@ impl SessionStatements {
 
     /// The node has prepared the statement of the oldest command.
     pub(crate) fn on_prepared(&mut self, id: u32) {
-        if let Some(RunningCommand { content: Content::Prepares(statement), .. }) = self.commands.front()
-            && self.prepared.len() < MAX_PREPARED
-        {
+        if let Some(RunningCommand { content: Content::Prepares(statement), .. }) = self.commands.front() {
             self.prepared.insert(LAST_PREPARED, Rc::clone(statement));
-            self.prepared.insert(id, Rc::clone(statement));
+            if self.prepared.len() < MAX_PREPARED {
+                self.prepared.insert(id, Rc::clone(statement));
+            }
         }
     }
 

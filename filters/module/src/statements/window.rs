@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::rows::{RowLimits, Statement, StatementRow, StatementStats, merge};
 use crate::node::{self, SharedNode};
 
-/// Rows of one worker. Statements without a row count in the row of their node that has no statement.
+/// Rows of one worker. At this number, executions of further statements are added to one row for each node.
 const MAX_WORKER_ROWS: usize = 10_000;
 
-/// A row of a worker. The pointers in its key stay valid as long as it exists.
+/// A row of a worker. It holds the objects whose addresses form its key, so that no address is used again.
 struct WorkerRow {
     statement: Option<Arc<Statement>>,
     user: Arc<str>,
