@@ -49,7 +49,7 @@ impl SocketFactory for ClientSocketFactory {
             certificate: tls.certificate.clone(),
             password_key: Arc::clone(&tls.password_key),
             compression: match &live {
-                _ if rules::is_on() => Compression::Off, // the rules have to see all statements
+                _ if rules::must_enforce() => Compression::Off, // the rules have to see all statements
                 Some(live) => live.compression,
                 None => self.compression,
             },
@@ -172,7 +172,7 @@ impl ClientConn {
         let mut to_forward = 0..0;
         while !rest.is_empty() {
             if session.evades_rules() {
-                return ReadStep::Close; // what the client expects next is not known, so it gets no error
+                return ReadStep::Close;
             }
             let found = session.next_request(&mut rest);
             let step = match found {
@@ -188,7 +188,7 @@ impl ClientConn {
                 Some(Found::Held(request)) => match (session.decide(&request), &request) {
                     (Decision::Pass, Request::Received(_)) => {
                         to_forward.end += request.len();
-                        self.track_request(session, &request, &request)
+                        self.track_request(session, &request)
                     }
                     (decision, _) => {
                         self.conn.forward(&input[to_forward], passed);
@@ -222,15 +222,16 @@ impl ClientConn {
         passed: &mut usize,
     ) -> Result<(), ReadStep> {
         let changed;
-        let packets: &[u8] = match decision {
+        let to_forward = match decision {
             Decision::Pass => request,
             Decision::Change(packets) => {
-                changed = packets;
+                changed = Request::Collected(packets);
                 &changed
             }
             Decision::Reject(why) => return Err(self.reject_command(session, why)),
             Decision::Answer(answer) if session.may_answer() => {
                 let sent = self.conn.write_or_queue(&answer);
+                session.on_answered();
                 return if sent == Io::Broken { Err(ReadStep::Close) } else { Ok(()) };
             }
             Decision::Answer(answer) => {
@@ -241,9 +242,13 @@ impl ClientConn {
                 session.hold_undecided();
                 return Err(self.hold(request, rest));
             }
+            Decision::WaitForResponses => {
+                session.hold_until_answered();
+                return Err(self.hold(request, rest));
+            }
         };
-        self.track_request(session, packets, request)?;
-        self.conn.forward(packets, passed);
+        self.track_request(session, to_forward)?;
+        self.conn.forward(to_forward, passed);
         Ok(())
     }
 
@@ -253,9 +258,9 @@ impl ClientConn {
         ReadStep::Wait
     }
 
-    /// Tracks the packets that stand for a whole request.
-    fn track_request(&self, session: &Rc<Session>, packets: &[u8], request: &Request<'_>) -> Result<(), ReadStep> {
-        self.track(session, packets, packets.get(HEADER) == Some(&CHANGE_USER))?;
+    /// Tracks a whole request.
+    fn track_request(&self, session: &Rc<Session>, request: &Request<'_>) -> Result<(), ReadStep> {
+        self.track(session, request, request.get(HEADER) == Some(&CHANGE_USER))?;
         session.on_request(request);
         Ok(())
     }
@@ -266,7 +271,9 @@ impl ClientConn {
         session.on_client_bytes(bytes, is_checked).map_err(|why| match why {
             Some(why) => self.reject_command(session, why),
             None => ReadStep::Close,
-        })
+        })?;
+        // What the client expects next is not known then, so it gets no error.
+        if session.evades_rules() { Err(ReadStep::Close) } else { Ok(()) }
     }
 
     /// Answers the client's command with an error, and ends the session.
@@ -382,6 +389,9 @@ impl OffloadedConn for ClientConn {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
         let is_held = |session: &Rc<Session>| session.migration.is_client_held() || session.is_request_held();
         if self.session.get().is_some_and(is_held) {
+            if self.conn.has_end_event() && self.session.get().is_some_and(|session| session.is_undecided()) {
+                return ReadStep::Close; // nothing of its statement has reached a node
+            }
             // The connection is read again when the client is no longer held.
             return if self.conn.has_end_event() { self.on_end_while_held(buffer) } else { ReadStep::Wait };
         }

@@ -25,6 +25,9 @@ static CURRENT: RwLock<Option<Arc<ActiveRules>>> = RwLock::new(None);
 /// Whether rules are in force, so that workers need no lock to know.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
+/// Whether rules do more than count and log.
+static MUST_ENFORCE: AtomicBool = AtomicBool::new(false);
+
 /// What this process uses of the limits of all rules.
 static LIMITER: LazyLock<Limiter> = LazyLock::new(Limiter::default);
 
@@ -63,6 +66,11 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
+/// Whether rules do more than count and log, so that no statement may be unknown to them.
+pub(crate) fn must_enforce() -> bool {
+    MUST_ENFORCE.load(Ordering::Relaxed)
+}
+
 /// The rules in force. None: there are none.
 pub(crate) fn current() -> Option<Arc<ActiveRules>> {
     if !is_on() {
@@ -90,10 +98,12 @@ pub(crate) fn configure(configs: Vec<serde_json::Value>) {
             let before = current();
             let active = (!rules.is_empty()).then(|| Arc::new(ActiveRules::new(rules, before.as_deref())));
             let is_on = active.is_some();
+            let must_enforce = active.as_ref().is_some_and(|active| active.rules.must_enforce());
             // The old rules are dropped after the lock is released.
             let _before = {
                 let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
                 IS_ON.store(is_on, Ordering::Relaxed);
+                MUST_ENFORCE.store(must_enforce, Ordering::Relaxed);
                 std::mem::replace(&mut *current, active)
             };
         }

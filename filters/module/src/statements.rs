@@ -14,7 +14,7 @@ mod window;
 
 pub(crate) use collector::StatementCollector;
 pub(crate) use rows::Statement;
-pub(crate) use session::{ClientConnection, SessionStatements};
+pub(crate) use session::{ClientConnection, MAX_STATEMENTS, SessionStatements};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,20 +1,31 @@
 //! The texts and ids of statements in requests.
 
+use std::ops::Range;
+
 use crate::command::Command;
 use crate::lenenc;
 
-/// The text of COM_QUERY or COM_STMT_PREPARE. `has_attributes`: client and node have agreed on query attributes, which
-/// precede the text of COM_QUERY. None: another command, or invalid attributes.
+/// Where the text of COM_QUERY or COM_STMT_PREPARE is in the payload. `has_attributes`: client and node have agreed on
+/// query attributes, which precede the text of COM_QUERY. None: another command, or invalid attributes.
 ///
-/// Format: MySQL source documentation, "COM_QUERY", "COM_STMT_PREPARE" and "Binary Protocol Value".
+/// Format: MySQL source documentation, "COM_QUERY", "COM_STMT_PREPARE" and "Binary Protocol Value". TiDB ignores a zero
+/// byte at the end (pingcap/tidb `pkg/server/conn.go`, `dispatch`).
+#[must_use]
+pub fn text_range(payload: &[u8], has_attributes: bool) -> Option<Range<usize>> {
+    let (&command, rest) = payload.split_first()?;
+    let text = match Command::from(command) {
+        Command::Query if has_attributes => skip_attributes(rest)?,
+        Command::Query | Command::Prepare => rest,
+        _ => return None,
+    };
+    let start = payload.len() - text.len();
+    Some(start..start + text.strip_suffix(b"\0").unwrap_or(text).len())
+}
+
+/// The text of COM_QUERY or COM_STMT_PREPARE, as [`text_range`] finds it.
 #[must_use]
 pub fn statement_text(payload: &[u8], has_attributes: bool) -> Option<&[u8]> {
-    let (&command, rest) = payload.split_first()?;
-    match Command::from(command) {
-        Command::Query if has_attributes => skip_attributes(rest),
-        Command::Query | Command::Prepare => Some(rest),
-        _ => None,
-    }
+    Some(&payload[text_range(payload, has_attributes)?])
 }
 
 /// The statement id in the payload of a command that names a prepared statement.

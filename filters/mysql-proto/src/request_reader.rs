@@ -162,6 +162,12 @@ impl PartialRequest {
 }
 
 impl RequestReader {
+    /// Whether a part of a request was received, but not all of it.
+    #[must_use]
+    pub fn has_partial_request(&self) -> bool {
+        !self.start.is_empty() || self.partial.is_some()
+    }
+
     /// Ends the reading: returns the bytes that did not pass. They precede all later bytes.
     pub fn stop(&mut self) -> SecretBytes {
         match self.partial.take() {
@@ -182,8 +188,14 @@ impl RequestReader {
     }
 
     /// Removes bytes from the front of `bytes`, which must not be empty. None: the reader has kept all of them.
-    /// `interest` is asked once for each request.
-    pub fn next<'a>(&mut self, bytes: &mut &'a [u8], interest: impl Fn(RequestStart) -> Interest) -> Option<Found<'a>> {
+    /// `interest` is asked once for each request. `expects_command`: the client's next message is a command. Otherwise, it
+    /// is a part of a file, for example, and at most this message is removed, since a command may follow.
+    pub fn next<'a>(
+        &mut self,
+        bytes: &mut &'a [u8],
+        expects_command: bool,
+        interest: impl Fn(RequestStart) -> Interest,
+    ) -> Option<Found<'a>> {
         let input = *bytes;
         let mut passed = 0;
         loop {
@@ -203,7 +215,8 @@ impl RequestReader {
                 match interest {
                     Interest::Observe => return Some(Found::Observed(&input[..passed], request)),
                     Interest::Hold => return Some(Found::Held(request)),
-                    Interest::None | Interest::Refuse => {}
+                    // What the message changes decides how the following one is treated.
+                    Interest::None | Interest::Refuse => return Some(Found::Bytes(&input[..passed])),
                 }
             }
             let rest = &input[passed..];
@@ -211,6 +224,10 @@ impl RequestReader {
             let header = Header::parse(rest);
             if let Some(Header { length: 0, .. }) = header {
                 passed += HEADER;
+                if !expects_command {
+                    *bytes = &input[passed..];
+                    return Some(Found::Bytes(&input[..passed]));
+                }
                 continue;
             }
             let (Some(Header { length, .. }), Some(&command)) = (header, rest.get(HEADER)) else {
@@ -220,7 +237,7 @@ impl RequestReader {
             };
             let content = &rest[HEADER + 1..rest.len().min(HEADER + length)];
             let start = RequestStart { command, length, content, is_first: passed == 0 };
-            let interest = interest(start);
+            let interest = if expects_command { interest(start) } else { Interest::None };
             if passed > 0 && matches!(interest, Interest::Hold | Interest::Refuse) {
                 return Some(Found::Bytes(&input[..passed])); // the next call finds the request at the front
             }
@@ -246,6 +263,7 @@ impl RequestReader {
                     return Some(Found::Observed(&input[..passed + end], request));
                 }
                 Interest::Hold => return Some(Found::Held(request)),
+                _ if !expects_command => return Some(Found::Bytes(&input[..passed + end])),
                 _ => passed += end,
             }
         }
@@ -288,7 +306,7 @@ mod tests {
             let joined = reader.join(piece);
             let mut rest = joined.as_deref().unwrap_or(piece);
             while !rest.is_empty() {
-                match reader.next(&mut rest, interest) {
+                match reader.next(&mut rest, true, interest) {
                     None => assert!(rest.is_empty()),
                     Some(Found::Bytes(bytes)) => seen.passed.extend(bytes),
                     Some(Found::Observed(bytes, request)) => {
@@ -340,12 +358,33 @@ mod tests {
     }
 
     #[test]
+    fn command_behind_data_is_found_only_when_a_command_is_expected() {
+        for data in [&packets(b"file")[..], &packets(b"")] {
+            let bytes = [data, &packets(b"\x02held")].concat();
+            let mut reader = RequestReader::default();
+            let mut rest = &bytes[..];
+            assert_eq!(reader.next(&mut rest, false, interest), Some(Found::Bytes(data)));
+            assert!(matches!(reader.next(&mut rest, true, interest), Some(Found::Held(_))));
+            // The data arrives in two parts.
+            let (one, other) = bytes.split_at(data.len() - 1);
+            let mut reader = RequestReader::default();
+            let mut rest = one;
+            let first = reader.next(&mut rest, false, interest);
+            assert!(matches!(first, None | Some(Found::Bytes(_))) && rest.is_empty());
+            let joined = reader.join(other);
+            let mut rest = joined.as_deref().unwrap_or(other);
+            assert!(matches!(reader.next(&mut rest, false, interest), Some(Found::Bytes(_))));
+            assert!(matches!(reader.next(&mut rest, true, interest), Some(Found::Held(_))));
+        }
+    }
+
+    #[test]
     fn refused_request_is_reported_after_what_precedes_it() {
         let bytes = [packets(b"\0"), packets(b"\x03x")].concat();
         let mut reader = RequestReader::default();
         let mut rest = &bytes[..];
-        assert_eq!(reader.next(&mut rest, interest), Some(Found::Bytes(&bytes[..5])));
-        assert_eq!(reader.next(&mut rest, interest), Some(Found::Refused(3)));
+        assert_eq!(reader.next(&mut rest, true, interest), Some(Found::Bytes(&bytes[..5])));
+        assert_eq!(reader.next(&mut rest, true, interest), Some(Found::Refused(3)));
     }
 
     #[test]
@@ -353,8 +392,8 @@ mod tests {
         let bytes = packets(&vec![HELD; MAX_HELD_BYTES]);
         let mut reader = RequestReader::default();
         let (mut one, mut other) = bytes.split_at(MAX_HELD_BYTES);
-        assert_eq!(reader.next(&mut one, interest), None);
-        assert_eq!(reader.next(&mut other, interest), Some(Found::Refused(HELD)));
+        assert_eq!(reader.next(&mut one, true, interest), None);
+        assert_eq!(reader.next(&mut other, true, interest), Some(Found::Refused(HELD)));
     }
 
     #[test]

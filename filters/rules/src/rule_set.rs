@@ -152,6 +152,18 @@ impl RuleSet {
         }
     }
 
+    /// Whether a rule depends on the database of the session.
+    #[must_use]
+    pub fn has_databases(&self) -> bool {
+        self.has_databases
+    }
+
+    /// Whether a rule does more than count and log.
+    #[must_use]
+    pub fn must_enforce(&self) -> bool {
+        self.rules.iter().any(|rule| rule.is_enabled && !rule.is_dry_run && !matches!(rule.action, Action::Log))
+    }
+
     /// Whether a rule depends on the digest or the normalized text of statements. If not, [`Self::classify_text_only`]
     /// is enough, and the digest may be any.
     #[must_use]

@@ -116,6 +116,7 @@ impl Session {
         self.phase() == SessionPhase::Established
             && self.is_idle()
             && !self.is_request_held()
+            && !self.has_partial_request()
             && self.migration.driver().is_none()
             && !self.migration.is_probing()
             && self.client.is_quiescent()
@@ -170,6 +171,9 @@ impl Session {
 
     pub(super) fn check_idle_timeout(&self) {
         let has_idle_timeout = !self.idle_timeout().is_zero();
+        if self.is_request_held() {
+            return self.restart_idle_timeout();
+        }
         let check = |traffic: &mut Traffic| {
             let idle_since = traffic.idle_since.take();
             let has_run_command = idle_since != Some(traffic.last_command_ended_at());

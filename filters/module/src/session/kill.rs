@@ -7,7 +7,7 @@ use std::rc::Rc;
 use mysql_proto::command::Command;
 use mysql_proto::error;
 use mysql_proto::packet::packets;
-use mysql_proto::query::statement_text;
+use mysql_proto::query::text_range;
 use mysql_proto::request_reader::{Interest, Request, RequestStart};
 
 use super::Session;
@@ -43,9 +43,10 @@ impl KillRequest {
             let before = [&[Command::Query as u8], attributes, b"KILL "].concat();
             return Some(Self { id: id.into(), before, after: Vec::new(), is_process_kill: true });
         }
-        let text = statement_text(payload, has_attributes).filter(|_| Command::from(command) == Command::Query)?;
+        let range = text_range(payload, has_attributes).filter(|_| Command::from(command) == Command::Query)?;
+        let text = &payload[range.clone()];
         let kill = sql_text::may_begin_with(text, b"kill").then(|| sql_text::kill(text))??;
-        let start = payload.len() - text.len();
+        let start = range.start;
         let before = payload[..start + kill.id_range.start].to_vec();
         let after = payload[start + kill.id_range.end..].to_vec();
         Some(Self { id: kill.id, before, after, is_process_kill: false })
@@ -84,6 +85,12 @@ pub(super) fn interest(start: RequestStart<'_>, has_attributes: bool) -> Option<
 }
 
 impl Session {
+    /// COM_PROCESS_KILL as a statement, for the rules. None: the request is none.
+    pub(super) fn kill_statement(&self, request: &Request<'_>) -> Option<Request<'static>> {
+        let kill = KillRequest::parse(&request.payload(), self.has_query_attributes())?;
+        Some(Request::Collected(kill.with_id(kill.id).into()))
+    }
+
     /// Decides about a held request that may be a KILL.
     pub(super) fn decide_kill(self: &Rc<Self>, request: &Request<'_>) -> Decision {
         let has_attributes = self.has_query_attributes();
@@ -121,7 +128,7 @@ mod tests {
             Decision::Change(packets) => packets[HEADER..].to_vec(),
             Decision::Pass => b"unchanged".to_vec(),
             Decision::Answer(packet) => packet,
-            Decision::Wait | Decision::Reject(_) => panic!("the request is decided"),
+            Decision::Wait | Decision::WaitForResponses | Decision::Reject(_) => panic!("the request is decided"),
         }
     }
 

@@ -30,6 +30,8 @@ pub(crate) enum Decision {
     Reject(ProxyError),
     /// The request waits, and is then decided about again.
     Wait,
+    /// The request waits until the client has got all responses, and is then decided about again.
+    WaitForResponses,
 }
 
 /// Why the client's next request is held.
@@ -83,7 +85,7 @@ impl Session {
 
     /// Whether the rules cannot be applied any more, because the module cannot follow the session.
     pub(crate) fn evades_rules(&self) -> bool {
-        rules::is_on() && self.is_opaque()
+        rules::must_enforce() && self.is_opaque()
     }
 
     /// Finds the next request in the bytes of the client, which must not be empty. None: all bytes are kept.
@@ -97,14 +99,20 @@ impl Session {
         let statements = &traffic.commands.statements;
         let has_attributes = statements.has_attributes();
         let expects_command = traffic.tracker.expects_command();
-        self.requests.reader.borrow_mut().next(bytes, |start: RequestStart<'_>| match Command::from(start.command) {
-            _ if !expects_command => Interest::None,
+        let holds_changes_of_user = rules::is_on();
+        let interest = |start: RequestStart<'_>| match Command::from(start.command) {
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
+            Command::ChangeUser if holds_changes_of_user => identity::interest(start),
             command if Self::is_judged(command) => Interest::Hold,
             command => kill::interest(start, has_attributes).unwrap_or_else(|| {
                 if statements.is_observed(command, start.content) { Interest::Observe } else { Interest::None }
             }),
-        })
+        };
+        let found = self.requests.reader.borrow_mut().next(bytes, expects_command, interest);
+        if self.requests.is_resuming.get() && matches!(found, Some(Found::Bytes(_) | Found::Observed(..))) {
+            self.forget_decision(); // the rules that have held the request are gone
+        }
+        found
     }
 
     /// The client's bytes up to the end of this request were tracked.
@@ -134,12 +142,14 @@ impl Session {
             return decision;
         }
         match request.command() {
+            // The rules have to know the user of what follows.
+            Some(Command::ChangeUser) if rules::is_on() && !self.awaits_client() => Decision::WaitForResponses,
             Some(Command::ChangeUser | Command::SetOption) => match self.check_identity_command(request) {
                 Ok(None) => Decision::Pass,
                 Ok(Some(changed)) => Decision::Change(changed),
                 Err(why) => Decision::Reject(why),
             },
-            Some(Command::ProcessKill) => self.decide_kill(request),
+            Some(Command::ProcessKill) => self.decide_process_kill(request),
             Some(Command::Query) if self.requests.kill_answer.borrow().is_some() => self.decide_kill(request),
             Some(Command::Query) => match self.judge(request) {
                 Decision::Pass => self.decide_kill(request),
@@ -149,15 +159,55 @@ impl Session {
         }
     }
 
+    fn decide_process_kill(self: &Rc<Self>, request: &Request<'_>) -> Decision {
+        if self.requests.kill_answer.borrow().is_none()
+            && let Some(statement) = self.kill_statement(request)
+        {
+            match self.judge(&statement) {
+                Decision::Pass => {}
+                decision => return decision,
+            }
+        }
+        self.decide_kill(request)
+    }
+
+    /// The held request passes without a decision.
+    fn forget_decision(&self) {
+        self.requests.is_resuming.set(false);
+        self.requests.decision.take();
+        self.stop_waiting_for_limit();
+        self.release_permit();
+    }
+
     /// Whether the client has got all responses, so that it may get an answer of the module.
     pub(crate) fn may_answer(&self) -> bool {
         self.awaits_client() && !self.client.has_unsent()
+    }
+
+    /// The module has answered a request.
+    pub(crate) fn on_answered(&self) {
+        self.restart_idle_timeout();
     }
 
     /// Holds the client's next request until it may be answered.
     pub(crate) fn hold_answer(&self, answer: Vec<u8>) {
         self.requests.decision.replace(Some(Decision::Answer(answer)));
         self.requests.hold.set(RequestHold::Responses);
+    }
+
+    /// Holds the client's next request until the client has got all responses.
+    pub(crate) fn hold_until_answered(&self) {
+        self.requests.hold.set(RequestHold::Responses);
+    }
+
+    /// Whether the client's next request waits for something other than responses: nothing of it was done yet.
+    pub(crate) fn is_undecided(&self) -> bool {
+        self.requests.hold.get() == RequestHold::Decision
+    }
+
+    /// Whether a part of a request has arrived, but not all of it.
+    pub(super) fn has_partial_request(&self) -> bool {
+        self.requests.reader.borrow().has_partial_request()
     }
 
     /// Holds the client's next request until it is decided about again.

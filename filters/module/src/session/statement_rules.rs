@@ -21,10 +21,12 @@ use crate::clock;
 use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::panics::CloseAfterPanic;
 use crate::rules::{self, ActiveRules};
-use crate::statements::{SessionStatements, StatementCollector};
+use crate::statements::{MAX_STATEMENTS, SessionStatements, StatementCollector};
 
-/// How long a statement waits until it is tried again, if nothing says when other statements end.
-const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+/// How long a statement waits until it is tried again, if nothing says when other statements end: longer and longer, since
+/// it is judged again.
+const FIRST_RETRY: Duration = Duration::from_millis(10);
+const LONGEST_RETRY: Duration = Duration::from_millis(200);
 
 /// The errors of MySQL for an unknown prepared statement, a malformed packet, and a packet that is too long.
 const UNKNOWN_STATEMENT: u16 = 1243;
@@ -76,7 +78,7 @@ impl Session {
     /// What the rules say about a request.
     pub(super) fn judge(self: &Rc<Self>, request: &Request<'_>) -> Decision {
         let decision = self.apply_rules(request);
-        if !matches!(decision, Decision::Wait) {
+        if !matches!(decision, Decision::Wait | Decision::WaitForResponses) {
             self.rules.waiting_since.set(None);
         }
         decision
@@ -88,6 +90,9 @@ impl Session {
         let (verdict, text_start) = {
             let traffic = self.traffic.borrow();
             let Some(traffic) = &*traffic else { return Decision::Pass };
+            if active.rules.has_databases() && traffic.commands.statements.may_change_database() {
+                return Decision::WaitForResponses;
+            }
             match self.verdict(&active, traffic, &payload) {
                 Ok(verdict) => verdict,
                 Err(answer) => return refuse(request, &answer),
@@ -121,31 +126,33 @@ impl Session {
         let (rules, collector) = (&active.rules, &self.worker.statements);
         let statements = &traffic.commands.statements;
         let command = payload.first().map_or(Command::Other, |command| Command::from(*command));
-        let text = match command {
-            Command::Query | Command::Prepare => statements.text(payload).ok_or_else(invalid_attributes)?,
+        let kind = match command {
+            Command::Query => CommandKind::Query,
+            Command::Prepare => CommandKind::Prepare,
             _ => {
-                let prepared = statements.prepared(payload).ok_or_else(unknown_statement)?;
+                let Some(prepared) = statements.prepared(payload) else {
+                    return if rules::must_enforce() { Err(unknown_statement()) } else { Ok(Default::default()) };
+                };
                 let class = prepared.known.class(rules);
                 let digest = &prepared.known.statement.digest;
                 let info = StatementInfo { text: &prepared.text, digest, class: &class };
                 return Ok((self.judge_statements(rules, statements, CommandKind::Execute, &[info]), 0));
             }
         };
-        let verdict = if command == Command::Prepare {
-            let judged = Judged::new(rules, collector, Cow::Borrowed(text));
-            self.judge_statements(rules, statements, CommandKind::Prepare, &[judged.info()])
+        let range = statements.text_range(payload).ok_or_else(invalid_attributes)?;
+        let mut parts = sql_text::statements(&payload[range.clone()]);
+        let first = Judged::new(rules, collector, parts.next().unwrap_or_default());
+        let others =
+            parts.by_ref().take(MAX_STATEMENTS).map(|text| Judged::new(rules, collector, text)).collect::<Vec<_>>();
+        let verdict = if others.is_empty() {
+            self.judge_statements(rules, statements, kind, &[first.info()])
+        } else if others.len() == MAX_STATEMENTS {
+            return Err(too_many_statements());
         } else {
-            let mut parts = sql_text::statements(text);
-            let first = Judged::new(rules, collector, parts.next().unwrap_or_default());
-            let others = parts.map(|text| Judged::new(rules, collector, text)).collect::<Vec<_>>();
-            if others.is_empty() {
-                self.judge_statements(rules, statements, CommandKind::Query, &[first.info()])
-            } else {
-                let infos = iter::once(&first).chain(&others).map(Judged::info).collect::<Vec<_>>();
-                self.judge_statements(rules, statements, CommandKind::Query, &infos)
-            }
+            let infos = iter::once(&first).chain(&others).map(Judged::info).collect::<Vec<_>>();
+            self.judge_statements(rules, statements, kind, &infos)
         };
-        Ok((verdict, payload.len() - text.len()))
+        Ok((verdict, range.start))
     }
 
     fn judge_statements(
@@ -192,7 +199,8 @@ impl Session {
                     return Err(refuse(request, &answer));
                 }
                 self.rules.waiting_since.set(Some(since));
-                self.retry_after(retry_after.unwrap_or(RETRY_INTERVAL).min(left));
+                let retry = (since.elapsed() / 4).clamp(FIRST_RETRY, LONGEST_RETRY);
+                self.retry_after(retry_after.unwrap_or(retry).min(left));
                 Err(Decision::Wait)
             }
         }
@@ -206,6 +214,11 @@ impl Session {
     }
 
     /// Whether the rules want the request that passes now in the log.
+    /// The request no longer waits.
+    pub(super) fn stop_waiting_for_limit(&self) {
+        self.rules.waiting_since.set(None);
+    }
+
     /// The request is not forwarded.
     pub(super) fn release_permit(&self) {
         self.rules.permit.take();
@@ -262,6 +275,14 @@ fn unknown_statement() -> Answer {
     let message =
         "Tidevoy: the rules cannot check this prepared statement, since its text is not known; prepare it again";
     Answer { code: UNKNOWN_STATEMENT, state: *b"HY000", message: message.to_owned() }
+}
+
+fn too_many_statements() -> Answer {
+    let message = format!(
+        "Tidevoy: while rules for statements are in force, a text may have up to {MAX_STATEMENTS} statements (operator: \
+         tidevoy rules)"
+    );
+    Answer { code: PACKET_TOO_LONG, state: *b"08S01", message }
 }
 
 fn invalid_attributes() -> Answer {

@@ -1,5 +1,6 @@
 //! The statements that one worker knows, and their statistics.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -47,8 +48,11 @@ impl KnownStatement {
 /// A statement that a client has prepared.
 #[derive(Debug)]
 pub(crate) struct PreparedStatement {
+    /// Without semicolons, if the client has prepared exactly one statement.
     pub(crate) text: Box<[u8]>,
     pub(crate) known: Rc<KnownStatement>,
+    /// The database that it selects. None: it is no `USE`.
+    pub(crate) database: Option<Box<[u8]>>,
 }
 
 /// Identifies statements, and collects their statistics.
@@ -98,7 +102,14 @@ impl StatementCollector {
         if let Some(prepared) = self.prepared.borrow().get(text) {
             return Rc::clone(prepared);
         }
-        let prepared = Rc::new(PreparedStatement { text: text.into(), known: self.identify(text) });
+        // TiDB ignores empty statements, and refuses more than one.
+        let mut statements = sql_text::statements(text);
+        let single = statements.next().filter(|_| statements.next().is_none()).unwrap_or(Cow::Borrowed(text));
+        let prepared = Rc::new(PreparedStatement {
+            text: (*single).into(),
+            known: self.identify(&single),
+            database: sql_text::used_database(&single).map(Vec::into_boxed_slice),
+        });
         let mut known = self.prepared.borrow_mut();
         if known.len() >= MAX_KNOWN {
             known.retain(|_, prepared| Rc::strong_count(prepared) > 1);

@@ -6,12 +6,13 @@ mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use mysql_proto::command::Command;
-use mysql_proto::query::{statement_id, statement_text};
+use mysql_proto::query::{statement_id, text_range};
 use mysql_proto::request_reader::Request;
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
 use statement_rules::Permit;
@@ -29,6 +30,9 @@ const LAST_PREPARED: u32 = u32::MAX;
 /// Executions of other prepared statements count as unknown statements, and rules refuse them.
 const MAX_PREPARED: usize = 65_536;
 
+/// The highest number of statements in one text. Rules refuse longer texts.
+pub(crate) const MAX_STATEMENTS: usize = 1000;
+
 /// Follows the statements of a session from its beginning. Prepared statements and the database are always known;
 /// executions are observed only on request.
 #[derive(Debug)]
@@ -42,6 +46,9 @@ pub(crate) struct SessionStatements {
     is_last_refused: bool,
     /// The selected database. Empty: none.
     database: Box<[u8]>,
+    /// The database after COM_RESET_CONNECTION: that of the login, of the last change of user, or of COM_INIT_DB. TiDB does
+    /// not change it with `USE` (pingcap/tidb `pkg/server/conn.go`, `cc.dbname`).
+    connection_database: Box<[u8]>,
     /// The node's id of the session's connection. None: not known.
     node_connection_id: Option<u32>,
     /// How often the session has migrated.
@@ -73,7 +80,8 @@ impl SessionStatements {
             commands: VecDeque::new(),
             prepared: HashMap::new(),
             is_last_refused: false,
-            database: database.into(),
+            connection_database: selected_database(database),
+            database: selected_database(database),
             node_connection_id: None,
             moves: 0,
             is_in_transaction: false,
@@ -144,13 +152,41 @@ impl SessionStatements {
             _ => Content::Other,
         };
         let since = self.is_collecting().then(Instant::now);
+        if let Some(newest) = self.commands.back_mut()
+            && newest.can_stand_for(command)
+            && since.is_none()
+        {
+            newest.more += 1;
+            return;
+        }
         let (permit, must_log) = (None, false);
-        self.commands.push_back(RunningCommand { command, since, request_bytes: 0, content, permit, must_log });
+        self.commands.push_back(RunningCommand {
+            command,
+            more: 0,
+            since,
+            request_bytes: 0,
+            content,
+            permit,
+            must_log,
+        });
     }
 
-    /// The text of COM_QUERY or COM_STMT_PREPARE. None: another command, or invalid attributes.
-    pub(crate) fn text<'a>(&self, payload: &'a [u8]) -> Option<&'a [u8]> {
-        statement_text(payload, self.has_attributes)
+    /// Where the text of COM_QUERY or COM_STMT_PREPARE is. None: another command, or invalid attributes.
+    pub(crate) fn text_range(&self, payload: &[u8]) -> Option<Range<usize>> {
+        text_range(payload, self.has_attributes)
+    }
+
+    /// Whether a command is outstanding that may select another database.
+    pub(crate) fn may_change_database(&self) -> bool {
+        self.commands.iter().any(|command| match &command.content {
+            Content::Selects(_) => true,
+            Content::Runs(run, others) => {
+                run.database.is_some() || others.as_slice().iter().any(|run| run.database.is_some())
+            }
+            Content::Prepares(_) | Content::Other => {
+                matches!(command.command, Command::ChangeUser | Command::ResetConnection)
+            }
+        })
     }
 
     /// The selected database. Empty: none.
@@ -161,6 +197,9 @@ impl SessionStatements {
     /// The prepared statement that a command names. None: it is not known.
     pub(crate) fn prepared(&self, payload: &[u8]) -> Option<&Rc<PreparedStatement>> {
         let id = statement_id(payload)?;
+        if self.commands.iter().any(|running| forgets_statements(running.command)) {
+            return None; // the ids begin again
+        }
         if id == LAST_PREPARED {
             let preparing = |command: &'_ RunningCommand| matches!(command.content, Content::Prepares(_));
             if let Some(Content::Prepares(statement)) =
@@ -188,10 +227,10 @@ impl SessionStatements {
                 return; // it has ended already
             }
             Command::Query => {
-                let Some(text) = self.text(&payload) else { return };
+                let Some(text) = self.text_range(&payload).map(|range| &payload[range]) else { return };
                 let is_collecting = self.is_collecting();
                 let keeps_texts = is_collecting && statement_log::keeps_texts();
-                let runs = sql_text::statements(text).map(|text| Run {
+                let runs = sql_text::statements(text).take(MAX_STATEMENTS).map(|text| Run {
                     statement: is_collecting.then(|| Arc::clone(&collector.identify(&text).statement)),
                     text: if keeps_texts { KeptText::Sent(SentText::new(&text)) } else { KeptText::None },
                     database: sql_text::may_begin_with(&text, b"use")
@@ -205,12 +244,13 @@ impl SessionStatements {
                 self.is_last_refused = false;
                 Content::Prepares(collector.prepare(&payload[1..]))
             }
-            Command::InitDb => Content::Selects(payload[1..].into()),
+            Command::InitDb => Content::Selects(selected_database(&payload[1..])),
             Command::Execute | Command::BulkExecute => {
                 let prepared = self.prepared(&payload);
                 let statement = prepared.map(|prepared| Arc::clone(&prepared.known.statement));
                 let text = prepared.map_or(KeptText::None, |prepared| KeptText::Prepared(Rc::clone(prepared)));
-                Content::Runs(Run { statement, text, database: None }, Vec::new().into_iter())
+                let database = prepared.and_then(|prepared| prepared.database.clone());
+                Content::Runs(Run { statement, text, database }, Vec::new().into_iter())
             }
             _ => return, // such as a change of user
         };
@@ -315,24 +355,50 @@ impl SessionStatements {
 
     /// The oldest command has ended.
     pub(crate) fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
-        let ended = self.commands.pop_front();
+        let ended = match self.commands.front_mut() {
+            Some(oldest) if oldest.more > 0 => {
+                oldest.more -= 1;
+                return;
+            }
+            _ => self.commands.pop_front(),
+        };
         if outcome != CommandOutcome::Ok {
             return;
         }
         match (command, ended.map(|ended| ended.content)) {
-            (Command::InitDb, Some(Content::Selects(database))) => self.database = database,
-            (Command::ResetConnection | Command::ChangeUser, _) => self.prepared.clear(),
+            (Command::InitDb, Some(Content::Selects(database))) => {
+                self.database.clone_from(&database);
+                self.connection_database = database;
+            }
+            (Command::ResetConnection, _) => {
+                self.database.clone_from(&self.connection_database);
+                self.prepared.clear();
+            }
+            (Command::ChangeUser, _) => self.prepared.clear(),
             _ => {}
         }
     }
 
     /// The user has changed. `database`: the database that was selected with it.
     pub(crate) fn on_user_changed(&mut self, collector: &StatementCollector, user: &[u8], database: &[u8]) {
-        self.database = database.into();
+        self.database = selected_database(database);
+        self.connection_database.clone_from(&self.database);
         if let Some(client) = &mut self.client {
             client.user = collector.user(user);
         }
     }
+}
+
+/// Whether a node forgets the prepared statements of a session with this command.
+fn forgets_statements(command: Command) -> bool {
+    matches!(command, Command::ResetConnection | Command::ChangeUser)
+}
+
+/// The database that a command with this name selects. TiDB reads the name within backticks, as a part of `USE`
+/// (pingcap/tidb `pkg/server/conn.go`, `useDB`).
+fn selected_database(name: &[u8]) -> Box<[u8]> {
+    let statement = [b"use `", name, b"`"].concat();
+    sql_text::used_database(&statement).unwrap_or_default().into()
 }
 
 /// The name of a command in the log, which is that in the metric `commands`.

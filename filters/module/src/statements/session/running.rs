@@ -16,6 +16,8 @@ use crate::statement_log::SentText;
 #[derive(Debug)]
 pub(super) struct RunningCommand {
     pub(super) command: Command,
+    /// How many equal commands follow. Clients may send very many ahead.
+    pub(super) more: u32,
     /// When the command has begun, or its result before has ended. None: executions are not observed.
     pub(super) since: Option<Instant>,
     pub(super) request_bytes: usize,
@@ -24,6 +26,19 @@ pub(super) struct RunningCommand {
     pub(super) permit: Option<Permit>,
     /// A rule wants the command in the log.
     pub(super) must_log: bool,
+}
+
+impl RunningCommand {
+    /// Whether this entry is enough for another such command.
+    pub(super) fn can_stand_for(&self, command: Command) -> bool {
+        let is_counted_only = matches!(self.content, Content::Other) && self.since.is_none() && self.more < u32::MAX;
+        // The content of these commands is still to come.
+        let has_content = matches!(
+            command,
+            Command::Query | Command::Prepare | Command::Execute | Command::BulkExecute | Command::InitDb
+        );
+        is_counted_only && !has_content && self.command == command
+    }
 }
 
 /// What a command does.

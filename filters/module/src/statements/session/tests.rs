@@ -78,7 +78,7 @@ impl Session {
                 let is_observed = statements.is_observed(Command::from(start.command), start.content);
                 if is_observed { Interest::Observe } else { Interest::None }
             };
-            let (passed, request) = match self.reader.next(&mut rest, interest) {
+            let (passed, request) = match self.reader.next(&mut rest, true, interest) {
                 Some(Found::Bytes(bytes)) => (bytes, None),
                 Some(Found::Observed(bytes, request)) => (bytes, Some(request)),
                 other => panic!("{other:?}"),
