@@ -159,7 +159,7 @@ matrix: $(READY) $(MODULE) ## run every client library with and without TLS agai
 soak: $(READY) $(MODULE) ## run the long tests: millions of packets, 200,000 migrated statements, rolling restarts, unhealthy nodes, connection pools, killed leaders, a virtual address that moves, 30 GB of session states; on real TiDB servers, a run of SECONDS=28800 under load; prints the results
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/,module/test_load.py module/test_robustness.py module/test_migration_load.py engine/test_rolling_restart.py decide/test_unhealthy_node_balance.py pools/test_envoy_replacement.py rollouts/test_killed_leader.py virtual_ip/test_keepalived.py) $(addprefix tests/integration/module/test_,live_config_stress.py large_states.py) $(ARGS)
-	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 TIDEVOY_LONG_RUN_SECONDS=$(SECONDS) $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,compose.py kill.py unreachable_nodes.py connection_limit.py differential.py rolling_restart.py large_drain.py long_run.py) tests/tidb/drills"; else echo "The long tests on real TiDB servers were not run."; fi
+	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 TIDEVOY_LONG_RUN_SECONDS=$(SECONDS) $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,compose.py kill.py kill_by_client_id.py unreachable_nodes.py connection_limit.py differential.py rolling_restart.py large_drain.py long_run.py) tests/tidb/drills"; else echo "The long tests on real TiDB servers were not run."; fi
 
 MODULE_TESTS := --numprocesses=3 --dist=loadfile tests/integration/module
 
