@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.packets import Capability, MySqlCommand
+from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
 from tests.support.fake_servers import run_fake_server
 from tests.support.module.bootstrap import ModuleConfig
 from tests.support.module.envoy import connect_logged_in, read_to_end, run_envoy, with_timeout
 from tests.support.module.statement_rules import (
     BLOCK_FORBIDDEN,
     BLOCKED,
+    LOAD_DATA,
     QUERY_ATTRIBUTES,
     RecordingNode,
     StatementGenerator,
@@ -170,3 +171,53 @@ async def test_compressed_session_ends_when_there_are_rules(tmp_path: Path) -> N
         client.writer.write(b"compressed statement")
         assert await read_to_end(client) == b""
         assert node.requests == []
+
+
+async def test_statement_behind_a_file_is_judged(tmp_path: Path) -> None:
+    node = RecordingNode()
+    async with run_switchable(node.handler, tmp_path, {"rules": [BLOCK_FORBIDDEN]}) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        for _ in range(3):
+            request = await with_timeout(client.send_command(MySqlCommand.QUERY, LOAD_DATA + b" infile 'x'"))
+            assert request == b"\xfbfile"
+            forbidden = frame(0, bytes((MySqlCommand.QUERY,)) + b"delete from forbidden_1")
+            client.writer.write(frame(2, b"rows") + frame(3, b"") + forbidden)
+            answers = [(await with_timeout(client.read_packet()))[1] for _ in range(2)]
+            assert [error_of(answer) for answer in answers] == [0, BLOCKED]
+        assert len(node.requests) == 3
+
+
+@pytest.mark.parametrize("ahead", [b"", frame(0, bytes((MySqlCommand.PING,)))], ids=["alone", "pipelined"])
+async def test_no_statement_passes_behind_a_change_of_user(tmp_path: Path, ahead: bytes) -> None:
+    node = RecordingNode()
+    change = bytes((MySqlCommand.CHANGE_USER,)) + b"other\0\0shop\0\x2d\0mysql_native_password\0"
+    forbidden = frame(0, bytes((MySqlCommand.QUERY,)) + b"delete from forbidden_1")
+    async with run_switchable(node.handler, tmp_path, {"rules": [BLOCK_FORBIDDEN]}) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        client.writer.write(ahead + frame(0, change) + forbidden)
+        await read_to_end(client)
+        assert node.requests == []
+        client = await connect_logged_in(switchable.envoy)
+        client.writer.write(ahead + frame(0, change))
+        for _ in range(1 + bool(ahead)):
+            assert error_of((await with_timeout(client.read_packet()))[1]) == 0
+        assert error_of(await with_timeout(client.query("delete from forbidden_1"))) == BLOCKED
+        assert error_of(await with_timeout(client.query("select 1"))) == 0
+
+
+async def test_command_to_kill_is_judged_as_a_statement(tmp_path: Path) -> None:
+    node = RecordingNode()
+    rule = {"name": "no-kill", "pattern": r"\bkill\b", "block": {}}
+    async with run_switchable(node.handler, tmp_path, {"rules": [rule]}) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        assert error_of(await with_timeout(client.send_command(0x0C, b"\x05\0\0\0"))) == BLOCKED
+        assert node.requests == []
+
+
+async def test_text_with_too_many_statements_is_refused(tmp_path: Path) -> None:
+    node = RecordingNode()
+    async with run_switchable(node.handler, tmp_path, {"rules": [BLOCK_FORBIDDEN]}) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        assert error_of(await with_timeout(client.query("select 1;" * 900))) == 0
+        assert error_of(await with_timeout(client.query("select 1;" * 100_000))) == 1153
+        assert len(node.requests) == 1

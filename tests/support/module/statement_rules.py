@@ -22,6 +22,7 @@ BLOCK_FORBIDDEN = {
 }
 QUERY_ATTRIBUTES = Capability(1 << 27)
 LAST_PREPARED = 0xFFFF_FFFF
+LOAD_DATA = b"load data local"
 BLOCKED, UNKNOWN_STATEMENT = 1148, 1243
 MAX_PAYLOAD = 0xFF_FFFF
 
@@ -68,6 +69,10 @@ class RecordingNode:
                 self.requests.append(payload)
             if self.gate is not None and b"slow" in payload:
                 await self.gate.wait()
+            if payload[1:].startswith(LOAD_DATA):
+                writer.write(frame(sequence + 1, b"\xfbfile"))
+                while payload:
+                    sequence, payload = await read_message(node)
             answer = ok(AUTOCOMMIT)
             if command == MySqlCommand.STMT_PREPARE:
                 answer = struct.pack("<BIHHBH", 0, next(self._ids), 0, 0, 0, 0)
@@ -131,7 +136,7 @@ class StatementGenerator:
         return "".join(self._random.choices((*_SPACES, *_COMMENTS), k=self._random.randint(least, least + 2)))
 
     def query(self, *, forbidden: bool) -> Request:
-        text = self.text(forbidden=forbidden).encode()
+        text = self.text(forbidden=forbidden).encode() + self._end()
         head = b""
         if self._attributes:
             values = self._random.choices(("", "delete from", "x" * 300), k=self._random.randint(0, 9))
@@ -139,8 +144,15 @@ class StatementGenerator:
         return Request(bytes((MySqlCommand.QUERY,)) + head + text, BLOCKED if forbidden else 0)
 
     def prepare(self, *, forbidden: bool) -> Request:
-        text = self._statement(forbidden=forbidden).encode()
+        start = self._random.choice((b"", b"", b";"))
+        text = (
+            start + self._statement(forbidden=forbidden).encode() + self._random.choice((b"", b"; ", b";;"))
+        )
+        text += self._end()
         return Request(bytes((MySqlCommand.STMT_PREPARE,)) + text, BLOCKED if forbidden else 0)
+
+    def _end(self) -> bytes:
+        return self._random.choice((b"", b"", b"\0"))
 
     def round(self) -> list[Request]:
         """Return requests that a client sends ahead, without waiting for responses."""
