@@ -203,6 +203,7 @@ class Engine:
         async with self._reload_lock:
             try:
                 new_settings = await asyncio.to_thread(self._load_settings)
+                await self.rules.check_settings_rules(new_settings.statements.rule_list)
             except ConfigError as error:
                 self._metrics.reloads.labels("rejected").inc()
                 message = f"the old configuration stays in force: {error}"
