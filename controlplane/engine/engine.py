@@ -173,6 +173,7 @@ class Engine:
                 stack.push_async_callback(self._replicas.resign)
             stack.callback(self.events.close)
             await self._xds.start()
+            self.sessions.mark_open()
             self._planner.decide()
             self._started.set()
             async with asyncio.TaskGroup() as tasks:
