@@ -16,6 +16,9 @@ from controlplane.programs import find_program
 PROGRAM = "tidevoy-rules"
 
 _TIMEOUT_SECONDS = 10.0
+WITHOUT_ENGINE = "until then, use rules without patterns"
+"""The remedy if rules with patterns cannot be checked."""
+
 # What only the engine can check.
 _KEYS_WITH_PATTERNS = ("pattern", "normalized", "rewrite")
 _INSTALL = (
@@ -25,15 +28,20 @@ _INSTALL = (
 
 
 class RuleProblem(NamedTuple):
-    """Why a rule cannot be used. `place` is its index in the list; `key` is empty for the rule as a whole."""
+    """Why a rule cannot be used. `key` is empty for the rule as a whole.
 
-    place: int
+    `place` is its index in the list; None: each rule can be used, but not all of them together.
+    """
+
+    place: int | None
     key: str
     problem: str
     remedy: str = "see docs/operate/rules.md"
 
     @property
     def path(self) -> SettingPath:
+        if self.place is None:
+            return ()
         return (self.place, *self.key.split(".")) if self.key else (self.place,)
 
 
@@ -45,20 +53,30 @@ class RuleEngineUnavailable(TidevoyError):
 
 
 def check_rules(rules: Sequence[StatementRule]) -> list[RuleProblem]:
-    """Return the problems of rules. Runs a program, which may take seconds for thousands of rules."""
-    if not rules:
-        return []
+    """Return the problems of rules. Without the engine, only rules without patterns have none."""
     try:
-        answer = _run(rules, [])
+        return run_engine_checks(rules)
     except RuleEngineUnavailable as error:
         # The rules that need no engine were checked as settings.
         return [
-            RuleProblem(index, key, str(error), "until then, use rules without patterns")
+            RuleProblem(index, key, str(error), WITHOUT_ENGINE)
             for index, rule in enumerate(rules)
             for key in _KEYS_WITH_PATTERNS
             if key in rule.definition
         ]
-    return [_to_problem(error) for error in answer["errors"]]
+
+
+def run_engine_checks(rules: Sequence[StatementRule]) -> list[RuleProblem]:
+    """Return the problems of rules, of each one and of all together. Raises RuleEngineUnavailable.
+
+    Runs a program, which may take seconds for thousands of rules.
+    """
+    return [_to_problem(error) for error in _run(rules, [])["errors"]] if rules else []
+
+
+def needs_engine(rule: StatementRule) -> bool:
+    """Return whether only the engine can check the rule."""
+    return not rule.definition.keys().isdisjoint(_KEYS_WITH_PATTERNS)
 
 
 def try_request(rules: Sequence[StatementRule], request: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +97,8 @@ def check_settings(settings: Settings) -> list[InvalidSetting]:
 
 
 def _to_problem(error: Mapping[str, Any]) -> RuleProblem:
+    if not error["rule"]:
+        return RuleProblem(None, "", error["reason"], "use fewer or simpler patterns")
     place = f" at character {error['position']}" if error["position"] else ""
     return RuleProblem(error["index"], error["key"], f"{error['reason']}{place}")
 

@@ -168,7 +168,7 @@ class DrainSettings(SettingsSection):
     """Seconds after which a node without the key `info` in PD is removed, even if it still has sessions."""
     reconnect_grace: float = setting(15.0, unit="seconds", ge=0, le=600)
     """Seconds that Envoys have to reconnect after a start of the control plane; until then, no node counts as
-    drained."""
+    drained, and `KILL` is refused."""
 
 
 class XdsSettings(SettingsSection):

@@ -48,6 +48,11 @@ class ClusterView:
         """The facts; they may change at the next `await`."""
         return self._facts.view()
 
+    @property
+    def reconnect_grace(self) -> float:
+        """The seconds that Envoys have to reconnect after a start of the control plane."""
+        return self._planner.policy.reconnect_grace
+
     def now(self) -> float:
         """Return the time by the clock that the facts use."""
         return self._clock()

@@ -173,6 +173,7 @@ class Engine:
                 stack.push_async_callback(self._replicas.resign)
             stack.callback(self.events.close)
             await self._xds.start()
+            self.sessions.mark_open()
             self._planner.decide()
             self._started.set()
             async with asyncio.TaskGroup() as tasks:
@@ -203,6 +204,7 @@ class Engine:
         async with self._reload_lock:
             try:
                 new_settings = await asyncio.to_thread(self._load_settings)
+                await self.rules.check_settings_rules(new_settings.statements.rule_list)
             except ConfigError as error:
                 self._metrics.reloads.labels("rejected").inc()
                 message = f"the old configuration stays in force: {error}"

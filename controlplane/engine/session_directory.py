@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -49,12 +50,22 @@ class _Answers:
 
 
 class SessionDirectory:
-    """Lists, finds and ends sessions."""
+    """Lists, finds and ends sessions.
+
+    After a start, an Envoy that has not reconnected is unknown here. Even the saved plan may not name it: it
+    may have connected just before the control plane ended. So until `drain.reconnect_grace` is over, an
+    answer counts as incomplete.
+    """
 
     def __init__(self, queue: CommandQueue, cluster: ClusterView, replicas: ReplicaSet | None) -> None:
         self._queue = queue
         self._cluster = cluster
         self._replicas = replicas
+        self._open_since = math.inf
+
+    def mark_open(self) -> None:
+        """Record that Envoys can connect from now on."""
+        self._open_since = self._cluster.now()
 
     async def list(self, query: SessionQuery) -> SessionListing:
         """Ask the Envoys for their sessions. Raises UnknownEnvoy."""
@@ -138,6 +149,8 @@ class SessionDirectory:
 
     def _problems(self, answers: _Answers, expected: dict[str, int]) -> Iterator[str]:
         """Yield why the answers may be incomplete, as clauses."""
+        if self._cluster.now() < self._open_since + self._cluster.reconnect_grace:
+            yield "the control plane has just started, and some Envoys may not have reconnected to it yet"
         if self._replicas is not None:
             for name, reason in sorted(self._replicas.peer_sync.unreachable().items()):
                 yield f"the control plane {name} {reason}"

@@ -20,36 +20,47 @@ class _RunningCommand:
 
 
 class CommandQueue:
-    """Gives each command once to each Envoy process that asks for commands."""
+    """Gives each command once to each Envoy process that asks for commands.
+
+    A process has one poll at a time. An older one is left over from a connection that has broken.
+    """
 
     def __init__(self) -> None:
         self._running: dict[int, _RunningCommand] = {}
-        self._waiting: set[asyncio.Event] = set()
+        self._polls: dict[str, asyncio.Event] = {}  # the newest poll of each process; set: to look again
 
     @contextmanager
     def run(self, message: Any, on_result: Callable[[SessionResult, Any], None]) -> Iterator[None]:
         """Run a `Command` during the block; `on_result` gets each result, and its message."""
         self._running[message.id] = _RunningCommand(message, on_result)
-        for event in self._waiting:
-            event.set()
+        for poll in self._polls.values():
+            poll.set()
         try:
             yield
         finally:
             self._running.pop(message.id, None)
 
     async def next_commands(self, instance: str, seconds: float) -> list[Any]:
-        """Wait for commands for an Envoy process. Returns an empty list if there is none in time."""
+        """Wait for commands for an Envoy process.
+
+        Returns an empty list if there is none in time, or when the process calls again.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        event = asyncio.Event()
-        self._waiting.add(event)
+        poll = asyncio.Event()
+        if (older := self._polls.get(instance)) is not None:
+            older.set()
+        self._polls[instance] = poll
         try:
-            while not (commands := self._take(instance)) and (rest := deadline - loop.time()) > 0:
-                event.clear()
-                await wait_at_most(event, rest)
-            return commands
+            while self._polls.get(instance) is poll:
+                if (commands := self._take(instance)) or (rest := deadline - loop.time()) <= 0:
+                    return commands
+                poll.clear()
+                await wait_at_most(poll, rest)
+            return []
         finally:
-            self._waiting.discard(event)
+            if self._polls.get(instance) is poll:
+                del self._polls[instance]
 
     def put_result(self, command: int, result: SessionResult, message: Any) -> None:
         """Pass a result on. Does nothing if the command has ended."""

@@ -106,10 +106,12 @@ def envoy_certificates(tmp_path_factory: pytest.TempPathFactory, server: MatrixM
 
 
 def settings(certificates: PemFiles) -> dict[str, Any]:
+    # No KILL is refused because the control plane has just started.
+    drain = {"reconnect_grace": 0}
     if not HAS_MODULE:
-        return {}
+        return {"drain": drain}
     envoy_certificates = {"mode": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
-    return {"xds": {"filter": "module"}, "tls": {"client": envoy_certificates}}
+    return {"xds": {"filter": "module"}, "tls": {"client": envoy_certificates}, "drain": drain}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

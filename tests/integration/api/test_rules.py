@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.config.statements import StatementSettings
 from controlplane.version import VERSION
 from sandbox.ports import Ports
 from tests.support.controlplane.api_server import (
@@ -41,6 +42,13 @@ def names(answer: Any) -> list[str]:
 
 async def set_rules(server: ApiServer, *rules: dict[str, Any]) -> Any:
     return await server.http.put("/v1/rules", json={"rules": rules})
+
+
+async def reload_rules(server: ApiServer, *rules: dict[str, Any]) -> Any:
+    """Reload the settings with these rules."""
+    statements = StatementSettings.model_validate({"rules": rules})
+    server.next_settings = server.next_settings.model_copy(update={"statements": statements})
+    return await server.http.post("/v1/config/reload")
 
 
 async def test_rules_are_listed_in_the_order_in_which_they_apply(server: ApiServer) -> None:
@@ -104,6 +112,41 @@ async def test_wrong_rules_change_nothing(server: ApiServer) -> None:
     assert names(await server.http.get("/v1/rules")) == ["reports", "old-table"]
 
 
+async def test_patterns_of_all_rules_together_are_limited(server: ApiServer) -> None:
+    """Each rule can be used, but no Envoy would use the list."""
+    large = [{"name": f"large-{index}", "pattern": f"{index}\\w{{45}}", "log": True} for index in range(80)]
+    first, second = large[:40], large[40:]
+
+    def refused_field(answer: Any) -> str:
+        (error,) = answer.json()["errors"]
+        assert "the patterns of all rules together are too large" in error["problem"]
+        return str(error["field"])
+
+    (await set_rules(server, *first)).raise_for_status()
+    assert refused_field(await set_rules(server, *large)) == "rules"
+    assert refused_field(await reload_rules(server, *second)) == "statements.rules"
+    assert names(await server.http.get("/v1/rules")) == [*(rule["name"] for rule in first), "old-table"]
+
+    # Rules that replace those of the settings count instead of them, and disabled ones do not count.
+    disabled = [rule | {"enabled": False} for rule in first]
+    (await set_rules(server, *disabled)).raise_for_status()
+    (await reload_rules(server, *first)).raise_for_status()
+    assert len(names(await set_rules(server, *disabled, *second))) == 80
+    assert refused_field(await set_rules(server, *second)) == "rules"
+    assert len(names(await set_rules(server))) == 40
+    assert refused_field(await set_rules(server, *second)) == "rules"
+
+
+async def test_rules_can_be_removed_without_the_engine(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await set_rules(server, BLOCK, LIMIT)
+    replace_rule_engine(monkeypatch, None)
+    assert names(await server.http.delete("/v1/rules/reports")) == ["no-sleep", "old-table"]
+    added = await server.http.post("/v1/rules", json={"rule": LIMIT})
+    assert names(added) == ["no-sleep", "reports", "old-table"]
+
+
 async def test_check_shows_what_would_happen(server: ApiServer) -> None:
     async def check(statement: str, **fields: Any) -> Any:
         answer = await server.http.post("/v1/rules/check", json={"statement": statement, **fields})
@@ -136,10 +179,7 @@ async def test_envoys_get_the_rules(server: ApiServer) -> None:
         assert envoy.live_configs[-1]["rules"] == [OF_SETTINGS]
         await set_rules(server, BLOCK)
         await wait_until(lambda: envoy.live_configs[-1]["rules"] == [BLOCK, OF_SETTINGS])
-        server.next_settings = server.next_settings.model_copy(
-            update={"statements": type(server.next_settings.statements)()}
-        )
-        await server.http.post("/v1/config/reload")
+        await reload_rules(server)
         await wait_until(lambda: envoy.live_configs[-1]["rules"] == [BLOCK])
         await set_rules(server)
         await wait_until(lambda: "rules" not in envoy.live_configs[-1])

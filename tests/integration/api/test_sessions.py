@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from controlplane.config.settings import DrainSettings
 from controlplane.decide.kill_target import KillDecision
 from controlplane.sessions import commands_pb2
 from sandbox.ports import Ports
@@ -164,6 +165,34 @@ async def test_kill_is_refused_if_an_envoy_has_disconnected(
     (await server.http.delete("/v1/envoys/envoy-3")).raise_for_status()
     assert await resolve(port, 5) == KillDecision(node_id=77)
     assert len(modules) == 2
+
+
+async def test_answers_are_incomplete_until_envoys_have_had_time_to_reconnect(
+    tmp_path: Path, ports: Ports
+) -> None:
+    """The session of a KILL may be on an Envoy that has not reconnected since the control plane restarted."""
+    reason = "the control plane has just started, and some Envoys may not have reconnected to it yet"
+    async with run_api_server(settings(tmp_path, ports, drain={"reconnect_grace": 600})) as server:
+        port = xds_port(server)
+        async with run_session_module(port, *SESSIONS) as module:
+
+            async def answers() -> bool:
+                return bool((await get_sessions(server))["incomplete"] == [reason])
+
+            await wait_until(answers)
+            for id_ in (5, 6, 1 << 40):
+                refusal = (await resolve(port, id_)).refusal
+                assert refusal.endswith(f"because {reason}; try again")
+            refused = await server.http.delete("/v1/sessions/5")
+            assert (refused.status_code, problem_kind(refused)) == (503, "unavailable")
+            assert list(module.sessions) == [1, 2]
+            server.next_settings = server.next_settings.model_copy(
+                update={"drain": DrainSettings(reconnect_grace=0)}
+            )
+            (await server.http.post("/v1/config/reload")).raise_for_status()
+            assert (await get_sessions(server))["incomplete"] == []
+            assert await resolve(port, 5) == KillDecision(node_id=77)
+            assert await resolve(port, 1 << 40) == KillDecision()
 
 
 @pytest.mark.parametrize("method", ["Poll", "Report", "Resolve"])

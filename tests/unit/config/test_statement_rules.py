@@ -131,6 +131,17 @@ def test_problems_have_place_and_reason(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert check_rules([]) == []
 
 
+def test_problem_of_all_rules_together_has_no_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    error = {"index": 0, "rule": "", "key": "pattern", "reason": "too large", "position": None}
+    fake_engine(monkeypatch, tmp_path, f"echo '{json.dumps({'errors': [error], 'results': []})}'")
+    (problem,) = check_rules([rule(log=True)])
+    assert (problem.place, problem.path, problem.problem) == (None, (), "too large")
+    file = tmp_path / "tidevoy.yaml"
+    file.write_text(json.dumps({"statements": {"rules": [LOG]}}))
+    with pytest.raises(ConfigErrors, match=r"statements\.rules: too large; use fewer or simpler patterns"):
+        read_settings(file, {})
+
+
 @pytest.mark.parametrize(
     ("script", "problem"),
     [

@@ -48,6 +48,31 @@ async def test_wait_for_a_command_of_another_process_continues() -> None:
             assert await waiting == [2]
 
 
+async def test_newer_poll_ends_an_older_one_and_gets_the_commands() -> None:
+    queue = CommandQueue()
+    older = asyncio.create_task(ids(queue, "a", 10.0))
+    other = asyncio.create_task(ids(queue, "b", 10.0))
+    await asyncio.sleep(0)
+    newer = asyncio.create_task(ids(queue, "a", 10.0))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        with queue.run(command(1), ignore):  # before the older poll has ended
+            assert await older == []
+            assert [await newer, await other] == [[1], [1]]
+
+
+async def test_end_of_an_older_poll_leaves_the_newer_one() -> None:
+    queue = CommandQueue()
+    older = asyncio.create_task(ids(queue, "a", 10.0))
+    await asyncio.sleep(0)
+    newer = asyncio.create_task(ids(queue, "a", 10.0))
+    await asyncio.sleep(0)
+    older.cancel()
+    await asyncio.wait({older})
+    with queue.run(command(1), ignore):
+        assert await newer == [1]
+
+
 async def test_result_of_a_command_that_has_ended_is_ignored() -> None:
     queue, results = CommandQueue(), list[SessionResult]()
     result = SessionResult("envoy-1", "a", is_incomplete=False, sessions=(), total=0)
