@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from typing import Any
 
 from controlplane.aio import wait_at_most
 from controlplane.model.sessions import SessionResult
+
+_EARLY_SECONDS = 2.0  # for which a result waits for its command
+_MAX_EARLY_RESULTS = 16
 
 
 @dataclass(eq=False, slots=True)
@@ -23,10 +27,14 @@ class CommandQueue:
     """Gives each command once to each Envoy process that asks for commands.
 
     A process has one poll at a time. An older one is left over from a connection that has broken.
+
+    With replicas, an Envoy may get a command from one and bring its result to another one, to which the command
+    is still on its way. So results of unknown commands wait for a moment.
     """
 
     def __init__(self) -> None:
         self._running: dict[int, _RunningCommand] = {}
+        self._early_results: deque[tuple[int, SessionResult, Any]] = deque(maxlen=_MAX_EARLY_RESULTS)
         self._polls: dict[str, asyncio.Event] = {}  # the newest poll of each process; set: to look again
 
     @contextmanager
@@ -35,6 +43,9 @@ class CommandQueue:
         self._running[message.id] = _RunningCommand(message, on_result)
         for poll in self._polls.values():
             poll.set()
+        for early, result, result_message in tuple(self._early_results):
+            if early == message.id:
+                on_result(result, result_message)
         try:
             yield
         finally:
@@ -63,9 +74,17 @@ class CommandQueue:
                 del self._polls[instance]
 
     def put_result(self, command: int, result: SessionResult, message: Any) -> None:
-        """Pass a result on. Does nothing if the command has ended."""
+        """Pass a result on. If the command is unknown, it may have ended, or it is still to come."""
         if (running := self._running.get(command)) is not None:
             running.on_result(result, message)
+            return
+        early = command, result, message
+        self._early_results.append(early)
+        asyncio.get_running_loop().call_later(_EARLY_SECONDS, self._forget, early)
+
+    def _forget(self, early: tuple[int, SessionResult, Any]) -> None:
+        if early in self._early_results:
+            self._early_results.remove(early)
 
     def _take(self, instance: str) -> list[Any]:
         commands = []

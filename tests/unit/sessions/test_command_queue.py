@@ -81,3 +81,13 @@ async def test_result_of_a_command_that_has_ended_is_ignored() -> None:
         queue.put_result(1, result, None)
     queue.put_result(1, result, None)
     assert results == [result]
+
+
+async def test_result_that_is_earlier_than_its_command_counts() -> None:
+    queue = CommandQueue()
+    results: list[SessionResult] = []
+    early, other = (SessionResult(name, name, False, (), 0) for name in ("a", "b"))
+    queue.put_result(1, early, None)
+    queue.put_result(2, other, None)
+    with queue.run(command(1), lambda result, _: results.append(result)):
+        assert results == [early]

@@ -28,7 +28,8 @@ const RESOLVE: Call = Call { method: "Resolve", timeout: Duration::from_millis(2
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The same if the control plane is older than this service.
 const UNIMPLEMENTED_RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// The code `UNIMPLEMENTED` of gRPC.
+/// The codes `UNAVAILABLE` and `UNIMPLEMENTED` of gRPC.
+const UNAVAILABLE: &str = "14";
 const UNIMPLEMENTED: &str = "12";
 /// How often a report is sent until the control plane has it. After about 2 s nobody waits for it.
 const MAX_REPORT_ATTEMPTS: u8 = 3;
@@ -193,9 +194,12 @@ fn answer(kill: &PendingKill, answer: KillAnswer) {
 
 /// Why the session of a KILL was not looked for.
 fn reason(response: &HttpResponse) -> String {
-    match response.header("grpc-message") {
-        Some(message) => format!("Tidevoy: the control plane could not look for the session of this KILL: {message}"),
-        None => UNREACHABLE.to_owned(),
+    match (response.header("grpc-message"), response.header("grpc-status")) {
+        (Some(message), None | Some(UNAVAILABLE)) => format!("{UNREACHABLE} ({message})"),
+        (Some(message), _) => {
+            format!("Tidevoy: the control plane could not look for the session of this KILL: {message}")
+        }
+        (None, _) => UNREACHABLE.to_owned(),
     }
 }
 
