@@ -5,7 +5,7 @@
 //! with TLS come from both. Seeds that a fuzzer found stay; their names begin with `found-`.
 
 use fuzz::parties;
-use fuzz::script::{self, FULL, NODE, RAW};
+use fuzz::script::{self, FULL, NODE, NUMBER, RAW};
 use mysql_proto::capability::Capabilities;
 use mysql_proto::greeting::Greeting;
 use mysql_proto::handshake_response::{self, HEAD, HandshakeResponse};
@@ -179,6 +179,54 @@ fn add_plugins(seeds: &mut Seeds) {
     }
 }
 
+/// Statements for the targets `statement_texts` and `rules`.
+const STATEMENTS: [&str; 24] = [
+    "select a from t where b = 1",
+    "SELECT * FROM t use index (a), s.t AS u WHERE u.id IN (1, 2, 'x') ORDER BY 1, -2 LIMIT 10; -- c",
+    "/* a */ select /*+ HASH_JOIN(a,\n b) */ `a``b`.* from `t` # c\n, b",
+    "/*!50000 delete */ from shop.users /*T![ttl] where id = 1 */ /*T![none] x */;",
+    "select 1;;/* ; */ delete from`shop`.`users`where`id`=1;",
+    "select 1 /*!; delete from*/ t where a = 'it''s \\' ' and b = \"x\" ; select now()",
+    "prepare s from 'delete/**/from shop.users where id=1'",
+    "PREPARE`s`FROM @`a b`",
+    "use Shop; select @@global.x, @a, @'b c' from t",
+    "KILL TIDB QUERY 17;",
+    "kill 0x1",
+    "insert into t values (_utf8'a', N'b', x'1f', b'01', 0x1f, 1e5, .5, 1., \\N, null, ?), (1, 2)",
+    "update t, s.t set t.a = 1, s.t.b = 2 where a->>'$.x' <=> 1 and count (*) > count(*)",
+    "with t as (select 1) select t.a from t join u on t.id = u.id",
+    "create user root@localhost identified by 'x'",
+    "grant select on t to 'root'@'localhost'",
+    "select *from users",
+    "select .5from users",
+    "select *,1e5from users",
+    "select \\Nfrom users where id = 1",
+    "drop/**/table t",
+    "select straight_join t.a from t straight_join u limit 99 for update of t",
+    "select \u{e4} from \u{c4}pfel where \u{a0} = '\u{1f600}'",
+    "select 1 /* never ends",
+];
+
+/// Adds requests of all kinds.
+fn add_requests(seeds: &mut Seeds) {
+    let payloads = [&b"\x03SELECT 1"[..], b"\x08observed", b"\x02held", b"\x04held if even", b"\0", b"\xf7refused"];
+    for (what, kind) in [("packet", 0), ("full", FULL), ("long", NODE | NUMBER), ("raw", RAW)] {
+        for data in [0, 0x21] {
+            let mut seed = vec![data];
+            for payload in payloads {
+                let bytes = if kind == RAW {
+                    script::Entry { kind: 0, bytes: payload }.packet(0)
+                } else {
+                    payload.repeat(17)[..payload.len() + 16].to_vec()
+                };
+                script::write(&mut seed, kind, &bytes);
+                script::write(&mut seed, 0, b"");
+            }
+            seeds.add(what, seed);
+        }
+    }
+}
+
 fn main() -> Result<(), Error> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = fs::read_dir(here.join("../mysql-proto/corpus"))?
@@ -216,7 +264,13 @@ fn main() -> Result<(), Error> {
         }
         framer.add(what, seed);
     }
-    for seeds in [tracker, framer, login, first, greeting, response] {
+    let [mut requests, mut texts, mut rules] = ["request_reader", "statement_texts", "rules"].map(Seeds::new);
+    add_requests(&mut requests);
+    for sql in STATEMENTS {
+        texts.add("text", sql.as_bytes().to_vec());
+        rules.add("text", [b"\0", sql.as_bytes()].concat());
+    }
+    for seeds in [tracker, framer, login, first, greeting, response, requests, texts, rules] {
         seeds.write(&here.join("seeds"))?;
     }
     Ok(())

@@ -1,9 +1,21 @@
-//! Shared by the fuzz targets: inputs that are conversations, ways to split them, and a count of memory.
+//! Shared by the fuzz targets: inputs that are conversations, ways to split them, tokens of statements, and a count of
+//! memory.
 //!
 //! * [`script`] is the format of a conversation in a fuzzer's input.
 //! * [`parties`] builds the messages of a login.
+//! * [`tokens`] splits a statement.
 
 pub mod script;
+pub mod tokens;
+
+// The scanner is included because it is private.
+#[expect(dead_code, reason = "the crate uses the rest of it")]
+#[path = "../../sql-text/src/scanner.rs"]
+mod scanner;
+/// Used by the included scanner.
+#[expect(dead_code, reason = "the crate uses the rest of it")]
+#[path = "../../sql-text/src/text.rs"]
+mod text;
 
 #[path = "../../mysql-proto/tests/login_parties/mod.rs"]
 mod login_parties;

@@ -2,7 +2,8 @@
 //!
 //! A pattern must not depend on how a client writes a statement, so that nobody evades a rule by other spacing or
 //! quoting. [`adapt`] therefore changes a pattern before it is compiled:
-//! * Beside punctuation, spaces are optional: `id=1` matches `id = 1`, and `id = 1` matches `id=1`.
+//! * Beside punctuation, spaces are optional: `id=1` matches `id = 1`, and `id = 1` matches `id=1`. That the punctuation
+//!   is matched by something else in the pattern does not matter: `select .* from` matches `select *from`.
 //! * Backticks are optional: `from users` matches ``from `users` ``.
 //! * A single quote stands for both kinds of quotes.
 //! * `\b` knows ASCII words only, because the fast automata know no others.
@@ -150,10 +151,11 @@ fn adapt_literal(literal: &[u8], follows: bool, precedes: bool) -> Hir {
     Hir::concat(parts)
 }
 
-/// White space between words; the backtick of a name separates them, too.
+/// White space between words; the backtick of a name separates them, too, and so does punctuation on one side.
 fn space(white_space: Hir) -> Hir {
     let spaced = Hir::concat(vec![optional("`"), white_space, optional("`")]);
-    Hir::alternation(vec![spaced, Hir::literal(*b"`")])
+    let [after, before] = [Look::WordStartHalfAscii, Look::WordEndHalfAscii].map(Hir::look);
+    Hir::alternation(vec![spaced, Hir::literal(*b"`"), after, before])
 }
 
 fn optional(text: &'static str) -> Hir {
@@ -171,7 +173,7 @@ fn quotes() -> Hir {
 
 /// Whether the character is a token of its own, or a part of one, that needs no space beside it.
 fn is_punctuation(character: char) -> bool {
-    character.is_ascii_punctuation() && !matches!(character, '_' | '$' | '@')
+    character.is_ascii_punctuation() && !matches!(character, '_' | '$')
 }
 
 fn is_class_of(class: &Class, fits: impl Fn(char) -> bool) -> bool {

@@ -68,10 +68,9 @@ impl<'a> Tokens<'a> {
         is_keyword
     }
 
-    /// Whether only a semicolon may follow.
+    /// Whether nothing but semicolons follows.
     fn is_at_end(&mut self) -> bool {
-        let mut rest = std::iter::from_fn(|| self.next());
-        rest.next().is_none_or(|(_, text, _)| text == b";") && rest.next().is_none() && self.scanner.is_at_end()
+        std::iter::from_fn(|| self.next()).all(|(_, text, _)| text == b";") && self.scanner.is_at_end()
     }
 }
 
@@ -87,6 +86,7 @@ mod tests {
             ("/* mysql */ kill connection 18446744073709551615", Some((false, u64::MAX, 28..48))),
             ("kill tidb query 1", Some((true, 1, 16..17))),
             ("kill tidb 1 -- comment", Some((false, 1, 10..11))),
+            ("kill 1; ;", Some((false, 1, 5..6))),
             ("kill -1", None),
             ("kill 0x1", None),
             ("kill 1; select 1", None),

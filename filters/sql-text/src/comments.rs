@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
-use crate::scanner::{Scanner, is_line_comment, is_space};
+use crate::scanner::{Scanner, is_identifier_byte, is_line_comment, is_space};
 
 /// The statement with one space for each sequence of white space and comments between tokens, without white space and
 /// semicolons at its ends. Optimizer hints stay. So does the content of comments that TiDB runs, without their marks.
+/// Words get a space between them if they have none, as in `1e5FROM`, and so do minus signs, so that they begin no comment.
 ///
 /// ```
 /// let text = sql_text::without_comments(b"DELETE/**/FROM  t /*! WHERE a = '/*b  */' */; -- all");
@@ -27,6 +28,9 @@ pub fn without_comments(sql: &[u8]) -> Cow<'_, [u8]> {
         literal.clear();
         push_gap(&sql[end..start], &mut text);
         let token = &sql[start..scanner.at];
+        if text.last().is_some_and(|last| must_be_apart(*last, token[0])) {
+            text.push(b' ');
+        }
         text.extend_from_slice(token);
         end = scanner.at;
         if token != b";" {
@@ -49,24 +53,37 @@ fn trim_end(sql: &[u8]) -> &[u8] {
     &sql[..end.map_or(0, |end| end + 1)]
 }
 
-/// Whether a statement has no comment, and no white space but single spaces, also within strings. It may return false
-/// although that is so.
+/// Whether a space belongs between two tokens that end and begin with these bytes.
+fn must_be_apart(last: u8, first: u8) -> bool {
+    is_identifier_byte(last) && is_identifier_byte(first) || last == b'-' && first == b'-'
+}
+
+/// Whether a statement has no comment, no white space but single spaces, also within strings, and no tokens that get a
+/// space between them. It may return false although that is so.
 fn is_without_comments(sql: &[u8]) -> bool {
     let mut before = 0;
+    let mut is_number = false;
     for byte in sql {
         match (byte, before) {
             (0x09..=0x0d | b'#' | 0x85 | 0xa0, _) | (b' ', b' ') | (b'-', b'-') | (b'*', b'/') | (b'/', b'*') => {
                 return false;
             }
-            _ => before = *byte,
+            (b'N', b'\\') => return false, // NULL
+            _ => {}
         }
+        if !is_identifier_byte(before) {
+            is_number = byte.is_ascii_digit();
+        } else if is_number && !byte.is_ascii_digit() && is_identifier_byte(*byte) {
+            return false;
+        }
+        before = *byte;
     }
     // A semicolon that is left may stand before another one, or within a string.
     true
 }
 
 /// How many bytes at the beginning are white space and comments.
-fn gap_length(sql: &[u8]) -> usize {
+pub(crate) fn gap_length(sql: &[u8]) -> usize {
     let mut scanner = Scanner::new(sql);
     while skip_part_of_gap(&mut scanner) {}
     scanner.at.min(sql.len())
@@ -141,7 +158,13 @@ mod tests {
             ("select/**/1", "select 1"),
             ("/* a */ select /* b */ 1 -- c", "select 1"),
             ("select 1 # c\n+ 2", "select 1 + 2"),
-            ("select 1--2", "select 1--2"),
+            ("select 1--2", "select 1- -2"),
+            ("select 1 ----\n2", "select 1 - - 2"),
+            ("select 1----", "select 1- -"),
+            ("select 1 --;", "select 1 - -"),
+            ("select 1--/* a */2", "select 1- - 2"),
+            ("select 1e5from t", "select 1e5 from t"),
+            ("select\\Nfrom t where 'a'in('b')", "select\\N from t where 'a'in('b')"),
             ("select 1 -- /*+ no hint */\n from t", "select 1 from t"),
             ("select '  /* a */ -- ' , `a  b`  , \"#\"", "select '  /* a */ -- ' , `a  b` , \"#\""),
             ("/*!50001 select */1", "select 1"),

@@ -382,7 +382,7 @@ pub(crate) fn is_space(byte: u8) -> bool {
     matches!(byte, b'\t'..=b'\r' | b' ' | 0x85 | 0xa0)
 }
 
-fn is_identifier_byte(byte: u8) -> bool {
+pub(crate) fn is_identifier_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | 0x80..)
 }
 

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use crate::comments::gap_length;
 use crate::scanner::Scanner;
 
 /// The statements of a text, each with the semicolon that ends it. A text without a semicolon is one statement.
@@ -29,8 +30,10 @@ impl<'a> Iterator for Separated<'a> {
         let sql = self.scanner.sql;
         let end = loop {
             self.literal.clear();
+            let rest = self.scanner.rest();
             let Some((_, offset)) = self.scanner.next(&mut self.literal) else {
                 self.scanner.at = sql.len(); // also after an invalid byte
+                has_tokens |= gap_length(rest) < rest.len(); // that byte, or what does not end
                 break sql.len();
             };
             if sql[offset] != b';' {
@@ -56,7 +59,7 @@ mod tests {
 
     #[test]
     fn statements_end_at_semicolons_outside_of_strings_names_and_comments() {
-        let cases: [(&str, &[&str]); 10] = [
+        let cases: [(&str, &[&str]); 13] = [
             ("", &[""]),
             ("select 1", &["select 1"]),
             ("select 1;", &["select 1;"]),
@@ -67,6 +70,9 @@ mod tests {
             ),
             ("select 1; select '", &["select 1;", "select '"]),
             ("select \x01 ; select 1", &["select \x01 ; select 1"]),
+            ("select 1; \x01 /* ; */", &["select 1;", "\x01 /* ; */"]),
+            ("select 1; 'select 2;", &["select 1;", "'select 2;"]),
+            ("select 1; x'g'", &["select 1;", "x'g'"]),
             (";;", &[]),
             ("/*! select */ 1; /* c */", &["/*! select */ 1;"]),
             ("select /*! 1; delete */ from t", &["select /*! 1;", "/*! delete */ from t"]),

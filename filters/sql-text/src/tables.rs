@@ -106,8 +106,15 @@ pub fn rename_tables(sql: &[u8], names: &TableNames) -> Option<Vec<u8>> {
     let mut end = 0;
     for (range, name) in changes(&tokens, &references, names) {
         renamed.extend_from_slice(&sql[end..tokens[range.start].range.start]);
+        // A backtick beside another one would be a part of the name.
+        if renamed.ends_with(b"`") {
+            renamed.push(b' ');
+        }
         renamed.extend(name);
         end = tokens[range.end - 1].range.end;
+        if sql[end..].starts_with(b"`") {
+            renamed.push(b' ');
+        }
     }
     (end > 0).then(|| {
         renamed.extend_from_slice(&sql[end..]);

@@ -46,6 +46,41 @@ fn comments_spacing_case_and_quoting_do_not_matter() {
 }
 
 #[test]
+fn missing_spaces_do_not_matter() {
+    let rules = rules(
+        r#"[{"name": "a", "pattern": "select .* from users", "block": {"message": "x"}},
+            {"name": "b", "pattern": "select \\S+\\s+from secrets", "block": {"message": "x"}},
+            {"name": "c", "pattern": "to root@localhost", "block": {"message": "x"}},
+            {"name": "d", "pattern": " for update", "block": {"message": "x"}},
+            {"name": "e", "pattern": "\\binto outfile\\b", "block": {"message": "x"}}]"#,
+    );
+    for sql in [
+        "select * from users",
+        "select *from users",
+        "select 'a'from users",
+        "select .5from users",
+        "select 1e5from users",
+        "select 1.from users",
+        "select \\Nfrom users",
+        "select b'1'from users",
+        "select *from secrets",
+        "select 1e5from secrets",
+        "grant all on t to root @localhost",
+        "grant all on t to root@ localhost",
+        "grant all on t to`root`@`localhost`",
+        "select (1)for update",
+        "select .5into outfile 'a'",
+    ] {
+        assert_eq!(outcome(&CLIENT.judge(&rules, sql.as_bytes())), "block x", "{sql}");
+    }
+    for sql in
+        ["select afrom users", "select * fromusers", "select 1 from t where xfor update", "select t1into outfile"]
+    {
+        assert_eq!(outcome(&CLIENT.judge(&rules, sql.as_bytes())), "pass", "{sql}");
+    }
+}
+
+#[test]
 fn patterns_at_the_end_see_no_semicolon() {
     let rules = rules(r#"[{"name": "r", "pattern": "^delete from users$", "block": {"message": "x"}}]"#);
     for sql in ["delete from users", "delete from users;", " delete from users ; -- a", "delete from users /*+ a */"] {

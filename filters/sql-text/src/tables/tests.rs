@@ -73,6 +73,8 @@ fn tables_get_their_new_names_and_columns_stay() {
         ("load data infile 'x' into table t", "load data infile 'x' into table `n`"),
         ("select 1 into outfile 't' from t", "select 1 into outfile 't' from `n`"),
         ("select @t, @@t from a", "-"),
+        ("select 1 from t`x`,`a`t join`t`", "select 1 from `n` `x`,`a`t join`n`"),
+        ("select`a`t.b from t", "select`a` `n`.b from `n`"),
         ("", "-"),
     ];
     for (sql, expected) in cases {
