@@ -28,8 +28,8 @@ class CommandQueue:
 
     A process has one poll at a time. An older one is left over from a connection that has broken.
 
-    With replicas, an Envoy may get a command from one and bring its result to another one, to which the command
-    is still on its way. So results of unknown commands wait for a moment.
+    With replicas, an Envoy may get a command from one and bring its result to another one, to which the
+    command is still on its way. So results of unknown commands wait for a moment.
     """
 
     def __init__(self) -> None:
