@@ -13,6 +13,9 @@ use packet::{HEADER, Header, MAX_PAYLOAD};
 use request_reader::{Found, Interest, MAX_OBSERVED_BYTES, RequestReader, RequestStart};
 
 /// Used by the included reader.
+mod command {
+    pub use mysql_proto::command::Command;
+}
 mod packet {
     pub use mysql_proto::packet::{HEADER, Header, HeaderReader};
 
@@ -69,7 +72,7 @@ fn read<'a>(data: &Range<usize>, pieces: impl IntoIterator<Item = &'a [u8]>, who
         let mut rest = joined.as_deref().unwrap_or(piece);
         while !rest.is_empty() && seen.refused.is_none() {
             let before = rest;
-            let found = reader.next(&mut rest, |start: RequestStart| {
+            let found = reader.next(&mut rest, true, |start: RequestStart| {
                 assert!(start.length > 0 && start.content.len() < start.length);
                 let front = before.get(HEADER + 1..).map(<[u8]>::as_ptr);
                 assert_eq!(start.is_first, front == Some(start.content.as_ptr()), "{start:?}");
