@@ -71,7 +71,7 @@ def error_of(payload: bytes) -> int:
 async def test_rewritten_statement_keeps_its_attributes(tmp_path: Path) -> None:
     rename = {"name": "rename", "rewrite": {"tables": {"orders": "orders_2025"}}}
     replace = {"replace": "select /*+ x() */ $1 from t"}
-    hint = {"name": "hint", "pattern": "^select (.*) from t$", "rewrite": replace}
+    hint = {"name": "hint", "pattern": r"^select (\w, \w) from t$", "rewrite": replace}
     node = RecordingNode(attributes=True)
     async with run_switchable(node.handler, tmp_path, {"rules": [hint, rename]}) as switchable:
         client = await switchable.envoy.connect()
