@@ -196,7 +196,7 @@ const STATEMENTS: [&str; 24] = [
     "update t, s.t set t.a = 1, s.t.b = 2 where a->>'$.x' <=> 1 and count (*) > count(*)",
     "with t as (select 1) select t.a from t join u on t.id = u.id",
     "create user root@localhost identified by 'x'",
-    "grant select on t to 'root'@'localhost'",
+    "grant select on t to root@localhost",
     "select *from users",
     "select .5from users",
     "select *,1e5from users",
@@ -209,7 +209,7 @@ const STATEMENTS: [&str; 24] = [
 
 /// Adds requests of all kinds.
 fn add_requests(seeds: &mut Seeds) {
-    let payloads = [&b"\x03SELECT 1"[..], b"\x08observed", b"\x02held", b"\x04held if even", b"\0", b"\xf7refused"];
+    let payloads = [&b"\x08obs"[..], b"\x03SELECT 1", b"\x02held", b"\x04held if even", b"\0", b"\xf7refused"];
     for (what, kind) in [("packet", 0), ("full", FULL), ("long", NODE | NUMBER), ("raw", RAW)] {
         for data in [0, 0x21] {
             let mut seed = vec![data];
