@@ -101,6 +101,7 @@ fn read<'a>(data: &Range<usize>, pieces: impl IntoIterator<Item = &'a [u8]>, who
                 }
                 Some(Found::Held(request)) => {
                     let payload = request.payload().into_owned();
+                    assert_eq!(request.command(), payload.first().map(|byte| command::Command::from(*byte)));
                     seen.held.push((seen.passed.len(), request.to_vec(), payload, request.response_sequence()));
                     seen.passed.extend(&*request); // the decision
                 }
@@ -113,7 +114,9 @@ fn read<'a>(data: &Range<usize>, pieces: impl IntoIterator<Item = &'a [u8]>, who
         assert!(seen.refused.is_some() || fed - passed <= HEADER || is_held, "{} bytes wait", fed - passed);
     }
     if seen.refused.is_none() {
+        let has_partial_request = reader.has_partial_request();
         seen.kept = reader.stop().to_vec();
+        assert!(has_partial_request || seen.kept.is_empty());
         assert_eq!(reader.stop(), b"");
     }
     seen
