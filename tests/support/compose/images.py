@@ -95,7 +95,8 @@ async def build_base_images(docker: Docker, cache: Path) -> None:
         archive = await debian_archive(cache, name, packages)
         await docker("import", str(archive), f"local/{name}", timeout=_BUILD_TIMEOUT_SECONDS)
     certificates = {"ca-certificates.crt": _certificates()}
-    await _build(docker, "python", _base_images("controlplane")[0], certificates)
+    _, python, _ = _base_images("controlplane")
+    await _build(docker, "python", python, certificates)
     rust, envoy = _base_images("envoy")
     async with _toolchain() as archive:
         await _build(docker, "rust", rust, {**certificates, "toolchain.tar": archive})
