@@ -116,6 +116,8 @@ else:
     _Continuing = create_model(
         "_Continuing",
         __base__=SettingsSection,
+        # pydantic would look for the source of this class, which fails in a directory that is not readable.
+        __cls_kwargs__={"use_attribute_docstrings": False},
         **{
             "continue": (
                 bool | None,
@@ -129,7 +131,7 @@ else:
     )
 
 
-class StatementRuleSettings(_Continuing):
+class StatementRuleSettings(_Continuing, use_attribute_docstrings=True):
     """A rule for statements. It applies if all its conditions hold; a rule without any applies to all.
 
     The first rule that applies decides. A rule has exactly one action: block, limit, rewrite, or log.
