@@ -8,10 +8,12 @@ use fuzz::tokens::{Token, tokens, tokens_at};
 use libfuzzer_sys::fuzz_target;
 use regex_automata::meta::Regex;
 use sql_text::{
-    Normalizer, PreparedText, TableNames, prepared_text, quoted_string, rename_tables, statements, used_database,
-    without_comments,
+    Normalizer, PreparedText, TableNames, hexadecimal, prepared_text, quoted_string, rename_tables, statements,
+    used_database, without_comments,
 };
-use statement_rules::{CommandKind, Outcome, Request, RuleConfig, RuleSet, StatementInfo, Verdict};
+use statement_rules::{
+    BlockConfig, CommandKind, LimitConfig, LimitScope, Outcome, Request, RewriteConfig, RuleConfig, RuleSet, Verdict,
+};
 
 /// Used by the included patterns.
 mod error {
@@ -84,40 +86,60 @@ fn model_rules() -> Vec<ModelRule> {
 }
 
 impl ModelRule {
-    fn json(&self, name: usize) -> String {
-        let mut keys = vec![format!(r#""name": "r{name}""#)];
-        let mut add = |key: &str, value: Option<String>| {
-            keys.extend(value.map(|value| format!(r#""{key}": {}"#, serde_json::to_string(&value).expect("a string"))));
+    fn config(&self, name: usize) -> RuleConfig {
+        let list = |value: Option<&str>| value.map(str::to_string).into_iter().collect();
+        let mut config = RuleConfig {
+            name: format!("r{name}"),
+            enabled: true,
+            dry_run: self.is_dry_run,
+            continues: Some(self.continues),
+            digest: self.digest.map(digest_of).into_iter().collect(),
+            pattern: self.pattern.map(str::to_string),
+            normalized: self.normalized.map(str::to_string),
+            commands: self.command.into_iter().collect(),
+            user: list(self.user),
+            database: list(self.database),
+            ..RuleConfig::default()
         };
-        let text = |text: Option<&str>| text.map(str::to_string);
-        add("pattern", text(self.pattern));
-        add("normalized", text(self.normalized));
-        let digest = self.digest.map(|sql| sql_text::digest(Normalizer::default().normalize(sql.as_bytes())));
-        let digest = digest.map(|digest| digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
-        for (key, value) in [
-            ("digest", digest),
-            ("user", text(self.user)),
-            ("database", text(self.database)),
-            ("commands", self.command.map(|_| "query".to_string())),
-        ] {
-            keys.extend(value.map(|value| format!(r#""{key}": ["{value}"]"#)));
+        let rewrite = RewriteConfig::default;
+        match self.action {
+            ModelAction::Block => config.block = Some(BlockConfig::default()),
+            ModelAction::Limit => {
+                let by = vec![LimitScope::Digest];
+                config.limit = Some(LimitConfig { concurrent: Some(1), by, ..LimitConfig::default() });
+            }
+            ModelAction::Log => config.log = true,
+            ModelAction::Replace(with) => {
+                config.rewrite = Some(RewriteConfig { replace: Some(with.to_string()), ..rewrite() });
+            }
+            ModelAction::Text(text) => {
+                config.rewrite = Some(RewriteConfig { text: Some(text.to_string()), ..rewrite() });
+            }
+            ModelAction::Tables => {
+                let tables = [("t".to_string(), "u".to_string())].into();
+                config.rewrite = Some(RewriteConfig { tables, ..rewrite() });
+            }
         }
-        keys.push(format!(r#""dry_run": {}, "continue": {}"#, self.is_dry_run, self.continues));
-        keys.push(match self.action {
-            ModelAction::Block => r#""block": {}"#.into(),
-            ModelAction::Limit => r#""limit": {"concurrent": 1, "by": ["digest"]}"#.into(),
-            ModelAction::Log => r#""log": true"#.into(),
-            ModelAction::Replace(with) => format!(r#""rewrite": {{"replace": "{with}"}}"#),
-            ModelAction::Text(text) => format!(r#""rewrite": {{"text": "{text}"}}"#),
-            ModelAction::Tables => r#""rewrite": {"tables": {"t": "u"}}"#.into(),
-        });
-        format!("{{{}}}", keys.join(", "))
+        config
     }
+}
+
+fn digest_of(sql: &str) -> String {
+    hexadecimal(&sql_text::digest(Normalizer::default().normalize(sql.as_bytes())))
+}
+
+/// A rule of the model with what it is compared with.
+struct CompiledRule {
+    rule: ModelRule,
+    /// The normalized text with the rule's digest.
+    digested: Option<Vec<u8>>,
+    pattern: Option<Regex>,
+    normalized: Option<Regex>,
 }
 
 /// The rules in one order, for the model and for the engine.
 struct Rules {
-    model: Vec<(ModelRule, Option<Regex>, Option<Regex>)>,
+    model: Vec<CompiledRule>,
     set: RuleSet,
 }
 
@@ -130,11 +152,12 @@ fn rules(first: usize) -> &'static Rules {
     let order = |first| {
         let mut rules = model_rules();
         rules.rotate_left(first);
-        let list = rules.iter().enumerate().map(|(name, rule)| rule.json(name)).collect::<Vec<_>>();
-        let configs = serde_json::from_str::<Vec<RuleConfig>>(&format!("[{}]", list.join(","))).expect("rules");
-        let model = rules.into_iter().map(|rule| {
-            let (pattern, normalized) = (compile(rule.pattern), compile(rule.normalized));
-            (rule, pattern, normalized)
+        let configs = rules.iter().enumerate().map(|(name, rule)| rule.config(name)).collect();
+        let model = rules.into_iter().map(|rule| CompiledRule {
+            digested: rule.digest.map(|sql| Normalizer::default().normalize(sql.as_bytes()).to_vec()),
+            pattern: compile(rule.pattern),
+            normalized: compile(rule.normalized),
+            rule,
         });
         Rules { model: model.collect(), set: RuleSet::new(configs).expect("rules") }
     };
@@ -152,23 +175,14 @@ struct Session {
 
 impl Session {
     fn judge(self, rules: &RuleSet, text: &[u8]) -> Verdict {
-        let mut normalizer = Normalizer::default();
-        let classes = statements(text).map(|statement| {
-            let normalized = normalizer.normalize(&statement);
-            let digest = sql_text::digest(normalized);
-            (statement, digest, rules.classify(normalized, &digest))
-        });
-        let classes = classes.collect::<Vec<_>>();
-        let info = |(text, digest, class)| StatementInfo { text, digest, class };
-        let statements = classes.iter().map(|(text, digest, class)| info((text, digest, class))).collect::<Vec<_>>();
-        rules.judge(&Request {
+        let request = Request {
             command: self.command,
-            statements: &statements,
             user: self.user.as_bytes(),
             database: self.database.as_bytes(),
-            client: None,
             group: "main",
-        })
+            ..Request::default()
+        };
+        rules.judge_text(text, &request)
     }
 }
 
@@ -248,7 +262,7 @@ impl Model<'_> {
                 Ok(new.or(changed))
             }
             Some(PreparedText::Variable) => {
-                for (index, (rule, ..)) in self.rules.model.iter().enumerate() {
+                for (index, CompiledRule { rule, .. }) in self.rules.model.iter().enumerate() {
                     let blocks = rule.action == ModelAction::Block && !rule.is_dry_run;
                     if blocks && self.fits_session(rule) {
                         self.seen.hits.push(index);
@@ -276,7 +290,7 @@ impl Model<'_> {
     ) -> Result<Option<Vec<u8>>, Blocked> {
         let rules = self.rules;
         let mut changed: Option<Vec<u8>> = None;
-        for (index, (rule, pattern, normalized)) in rules.model.iter().enumerate() {
+        for (index, CompiledRule { rule, digested, pattern, normalized }) in rules.model.iter().enumerate() {
             let current = changed.as_deref().unwrap_or(sql);
             let mut normalizer = Normalizer::default();
             let text = normalizer.normalize(current);
@@ -286,9 +300,8 @@ impl Model<'_> {
                 ModelAction::Replace(_) | ModelAction::Text(_) | ModelAction::Tables => command != CommandKind::Execute,
                 _ => rule.command.is_none_or(|only| only == command || is_within),
             };
-            let digest = rule.digest.map(|sql| Normalizer::default().normalize(sql.as_bytes()).to_vec());
             let fits = fits_command
-                && digest.is_none_or(|digest| digest == text)
+                && digested.as_ref().is_none_or(|digested| digested == text)
                 && normalized.as_ref().is_none_or(|regex| regex.is_match(text))
                 && pattern.as_ref().is_none_or(|regex| regex.is_match(&*clean))
                 && self.fits_session(rule);
@@ -411,7 +424,7 @@ fuzz_target!(|input: &[u8]| {
         Model { rules, session, database: sql_text::lowercase(session.database.as_bytes()), seen: Seen::default() };
     assert_eq!(found, model.judge(text));
     let Some(last) = found.hits.last().filter(|_| found.is_blocked) else { return };
-    let (rule, ..) = &rules.model[*last];
+    let rule = &rules.model[*last].rule;
     if (rule.digest.is_some() || rule.normalized.is_some()) && depends_on_gaps(text) {
         return;
     }

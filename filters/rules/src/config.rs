@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 /// A rule. All given conditions must hold; of a condition with several values, one of them.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct RuleConfig {
     /// Letters, digits, `_` and `-`.
     pub name: String,
@@ -14,49 +14,37 @@ pub struct RuleConfig {
     #[serde(default = "yes")]
     pub enabled: bool,
     /// The rule counts the statements that it fits, and changes nothing.
-    #[serde(default)]
     pub dry_run: bool,
     /// Whether the rules behind this one apply, too. None: only if the action is `log`.
-    #[serde(default, rename = "continue")]
+    #[serde(rename = "continue")]
     pub continues: Option<bool>,
     /// Digests of statements, in hexadecimal.
-    #[serde(default)]
     pub digest: Vec<String>,
     /// A regular expression for the text without comments.
-    #[serde(default)]
     pub pattern: Option<String>,
     /// A regular expression for the normalized text.
-    #[serde(default)]
     pub normalized: Option<String>,
     /// Empty: those that suit the action.
-    #[serde(default)]
     pub commands: Vec<CommandKind>,
-    #[serde(default)]
     pub user: Vec<String>,
-    #[serde(default)]
     pub database: Vec<String>,
     /// Networks of clients.
-    #[serde(default)]
     pub client: Vec<String>,
     /// Groups of nodes.
-    #[serde(default)]
     pub group: Vec<String>,
-    #[serde(default)]
     pub block: Option<BlockConfig>,
-    #[serde(default)]
     pub limit: Option<LimitConfig>,
-    #[serde(default)]
     pub rewrite: Option<RewriteConfig>,
     /// The statement log contains the statement in any case.
-    #[serde(default)]
     pub log: bool,
 }
 
 /// How a client runs a statement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CommandKind {
     /// As text: `COM_QUERY`.
+    #[default]
     Query,
     /// It prepares the statement: `COM_STMT_PREPARE`.
     Prepare,
@@ -66,34 +54,27 @@ pub enum CommandKind {
 
 /// The client gets an error.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct BlockConfig {
     /// None: a text that names the rule.
-    #[serde(default)]
     pub message: Option<String>,
     /// The error code.
-    #[serde(default)]
     pub code: Option<u16>,
 }
 
 /// Statements above a limit get an error. Each process of Envoy has the limit for itself.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct LimitConfig {
     /// Statements per second.
-    #[serde(default)]
     pub per_second: Option<f64>,
     /// Statements that run at the same time.
-    #[serde(default)]
     pub concurrent: Option<u32>,
     /// What has a limit of its own. Empty: all statements share one limit.
-    #[serde(default)]
     pub by: Vec<LimitScope>,
     /// Clients whose addresses begin with the same bits share a limit. None: each address has its own.
-    #[serde(default)]
     pub client_prefix: Option<u8>,
     /// Seconds for which a statement may wait.
-    #[serde(default)]
     pub wait: f64,
 }
 
@@ -108,16 +89,13 @@ pub enum LimitScope {
 
 /// The node gets another text. Exactly one of the keys is given.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct RewriteConfig {
     /// Stands for what the pattern matches; `$1` is its first group.
-    #[serde(default)]
     pub replace: Option<String>,
     /// The whole text.
-    #[serde(default)]
     pub text: Option<String>,
     /// New names of tables.
-    #[serde(default)]
     pub tables: BTreeMap<String, String>,
 }
 

@@ -8,11 +8,11 @@ use sql_text::{Digest, PreparedText, prepared_text, quoted_string, statements, u
 use crate::answer::Answer;
 use crate::config::CommandKind;
 use crate::limit::LimitKey;
-use crate::rule::{Action, EXECUTE, PREPARE, QUERY};
+use crate::rule::{Action, EXECUTE, PREPARE, QUERY, command_bit};
 use crate::rule_set::{Class, RuleSet, StatementKind};
 
 /// A request of a client: the statements of a text, or one that is prepared or executed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Request<'a> {
     pub command: CommandKind,
     pub statements: &'a [StatementInfo<'a>],
@@ -73,6 +73,16 @@ impl Default for Outcome {
 }
 
 impl RuleSet {
+    /// Judges the statements of a text, sent as `request` says.
+    #[must_use]
+    pub fn judge_text(&self, text: &[u8], request: &Request<'_>) -> Verdict {
+        let classified = |text: Cow<'_, [u8]>| (self.classify_text(&text), text.into_owned());
+        let classes = statements(text).map(classified).collect::<Vec<_>>();
+        let info = |((digest, class), text)| StatementInfo { text, digest, class };
+        let statements = classes.iter().map(|((digest, class), text)| info(((digest, class), text.as_slice())));
+        self.judge(&Request { statements: &statements.collect::<Vec<_>>(), ..*request })
+    }
+
     /// Judges all statements of a request. One that is blocked blocks the whole request.
     #[must_use]
     pub fn judge(&self, request: &Request<'_>) -> Verdict {
@@ -131,11 +141,7 @@ struct Judge<'a> {
 impl Judge<'_> {
     /// Returns the new text of the request; None: it stays as it is. The error is the answer for the client.
     fn judge_all(&mut self) -> Result<Option<Vec<u8>>, Answer> {
-        let commands = match self.request.command {
-            CommandKind::Query => QUERY,
-            CommandKind::Prepare => PREPARE,
-            CommandKind::Execute => EXECUTE,
-        };
+        let commands = command_bit(self.request.command);
         let mut changed: Vec<(usize, Vec<u8>)> = Vec::new();
         for (index, statement) in self.request.statements.iter().enumerate() {
             let text = if self.rules.is_current(statement.class) {

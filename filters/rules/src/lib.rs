@@ -4,24 +4,11 @@
 //! following ones apply, too. All patterns are matched in one pass, so many rules cost about as much as few.
 //!
 //! ```
-//! use statement_rules::{CommandKind, Outcome, Request, RuleConfig, RuleSet, StatementInfo};
+//! use statement_rules::{Outcome, Request, RuleConfig, RuleSet};
 //!
 //! let config = r#"{"name": "no-sleep", "pattern": "sleep\\(", "block": {}}"#;
 //! let rules = RuleSet::new(vec![serde_json::from_str::<RuleConfig>(config).unwrap()]).unwrap();
-//! let mut normalizer = sql_text::Normalizer::default();
-//! let text = b"SELECT SLEEP /* a */ (10)";
-//! let normalized = normalizer.normalize(text);
-//! let digest = sql_text::digest(normalized);
-//! let class = rules.classify(normalized, &digest);
-//! let statements = [StatementInfo { text, digest: &digest, class: &class }];
-//! let verdict = rules.judge(&Request {
-//!     command: CommandKind::Query,
-//!     statements: &statements,
-//!     user: b"app",
-//!     database: b"",
-//!     client: None,
-//!     group: "",
-//! });
+//! let verdict = rules.judge_text(b"SELECT SLEEP /* a */ (10)", &Request { user: b"app", ..Request::default() });
 //! assert!(matches!(verdict.outcome, Outcome::Block(answer) if answer.code == 1148));
 //! ```
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::answer::Answer;
 use crate::config::{LimitConfig, LimitScope};
 
-/// The hash of one process.
+/// The keys of the hash, random for each process.
 static HASH: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// A limit that a statement must pass.
@@ -16,7 +16,8 @@ static HASH: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 pub struct LimitKey {
     /// The index of the rule.
     pub rule: usize,
-    /// What shares the limit: with a rule of the same name and limit, it outlives a change of other rules.
+    /// Statements with the same bucket share a count. It depends on the name and the limit of the rule, so a count stays
+    /// when other rules change.
     pub(crate) bucket: u64,
 }
 

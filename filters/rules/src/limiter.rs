@@ -27,7 +27,7 @@ struct Usage {
 #[derive(Debug, Default)]
 struct Bucket {
     running: u32,
-    /// When the time of all statements so far is over ("generic cell rate algorithm").
+    /// Until when the rate is used up by the statements so far (generic cell rate algorithm).
     used_until: Duration,
 }
 

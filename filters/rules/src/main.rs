@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sql_text::{Normalizer, without_comments};
+use sql_text::{Normalizer, hexadecimal, without_comments};
 use statement_rules::{CommandKind, Outcome, Request, RuleConfig, RuleError, RuleSet, StatementInfo};
 
 #[derive(Deserialize)]
@@ -25,7 +25,7 @@ struct Input {
 #[serde(deny_unknown_fields)]
 struct RequestInput {
     statement: String,
-    #[serde(default = "query")]
+    #[serde(default)]
     command: CommandKind,
     #[serde(default)]
     user: String,
@@ -35,10 +35,6 @@ struct RequestInput {
     client: Option<IpAddr>,
     #[serde(default)]
     group: String,
-}
-
-fn query() -> CommandKind {
-    CommandKind::Query
 }
 
 #[derive(Serialize)]
@@ -106,7 +102,13 @@ fn run(input: Input) -> Output {
         match serde_json::from_value::<RuleConfig>(value) {
             Ok(config) => configs.push(config),
             Err(error) => {
-                errors.push(RuleError { index, rule, key: String::new(), reason: error.to_string(), position: None });
+                errors.push(RuleError {
+                    index: Some(index),
+                    rule,
+                    key: String::new(),
+                    reason: error.to_string(),
+                    position: None,
+                });
             }
         }
     }
@@ -130,7 +132,7 @@ fn judge(rules: &RuleSet, request: &RequestInput) -> RequestOutput {
         statements.push(StatementOutput {
             text: lossy(&without_comments(&text)),
             normalized: lossy(normalized),
-            digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            digest: hexadecimal(&digest),
         });
         classes.push((text, digest, class));
     }

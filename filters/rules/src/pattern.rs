@@ -1,7 +1,7 @@
 //! Regular expressions of rules.
 //!
-//! A pattern must not depend on how a client writes a statement, so that nobody evades a rule by other spacing or
-//! quoting. [`adapt`] therefore changes a pattern before it is compiled:
+//! A pattern must not depend on how a client writes a statement, so that other spacing or quoting evades no
+//! rule. [`adapt`] therefore changes a pattern before it is compiled:
 //! * Beside punctuation, spaces are optional: `id=1` matches `id = 1`, and `id = 1` matches `id=1`. That the punctuation
 //!   is matched by something else in the pattern does not matter: `select .* from` matches `select *from`.
 //! * Backticks are optional: `from users` matches ``from `users` ``.
@@ -40,17 +40,17 @@ pub(crate) fn parse(key: &'static str, pattern: &str) -> Result<Hir, KeyError> {
         };
         KeyError { key, reason, position: Some(pattern[..offset].chars().count() + 1) }
     })?;
+    let hir = adapt(hir);
     if hir.properties().minimum_len() == Some(0) {
         let reason = format!("the pattern matches every statement; for a rule about all statements, leave out {key}");
         return Err(KeyError::new(key, reason));
     }
     // Each pattern on its own, so that the error names the rule.
     let config = thompson::Config::new().nfa_size_limit(Some(MAX_COMPILED_BYTES)).utf8(false);
-    let compiled = thompson::Compiler::new()
-        .configure(config.which_captures(thompson::WhichCaptures::None))
-        .build_from_hir(&adapt(hir.clone()));
+    let compiled =
+        thompson::Compiler::new().configure(config.which_captures(thompson::WhichCaptures::None)).build_from_hir(&hir);
     compiled.map_err(|error| KeyError::new(key, format!("the pattern is too large: {error}")))?;
-    Ok(adapt(hir))
+    Ok(hir)
 }
 
 /// Compiles one pattern, with its groups.
@@ -64,10 +64,8 @@ pub(crate) fn compile(key: &'static str, hir: &Hir) -> Result<meta::Regex, KeyEr
 fn adapt(hir: Hir) -> Hir {
     match hir.into_kind() {
         HirKind::Empty => Hir::empty(),
-        HirKind::Literal(literal) => adapt_literal(&literal.0, false, false),
-        HirKind::Class(class) if is_class_of(&class, is_punctuation) => {
-            Hir::concat(vec![optional(" "), Hir::class(class), optional(" ")])
-        }
+        HirKind::Literal(literal) => adapt_literal(&literal.0),
+        HirKind::Class(class) if is_class_of(&class, is_punctuation) => symbol(Hir::class(class)),
         HirKind::Class(class) if is_class_of(&class, char::is_whitespace) => space(Hir::class(class)),
         HirKind::Class(class) => Hir::class(class),
         HirKind::Look(look) => Hir::look(match look {
@@ -83,72 +81,25 @@ fn adapt(hir: Hir) -> Hir {
             Hir::repetition(Repetition { sub: Box::new(adapt(*repetition.sub)), ..repetition })
         }
         HirKind::Capture(capture) => Hir::capture(Capture { sub: Box::new(adapt(*capture.sub)), ..capture }),
-        HirKind::Concat(parts) => Hir::concat(adapt_sequence(parts)),
+        HirKind::Concat(parts) => Hir::concat(parts.into_iter().map(adapt).collect()),
         HirKind::Alternation(parts) => Hir::alternation(parts.into_iter().map(adapt).collect()),
     }
 }
 
-fn adapt_sequence(parts: Vec<Hir>) -> Vec<Hir> {
-    let begins = parts.iter().map(|part| has_punctuation(part, <[Hir]>::first, <[u8]>::first)).collect::<Vec<_>>();
-    let ends = parts.iter().map(|part| has_punctuation(part, <[Hir]>::last, <[u8]>::last)).collect::<Vec<_>>();
-    let adapt_part = |(index, part): (usize, Hir)| {
-        let follows = index.checked_sub(1).is_some_and(|before| ends[before]);
-        let precedes = begins.get(index + 1).is_some_and(|begins| *begins);
-        match part.kind() {
-            HirKind::Literal(literal) => adapt_literal(&literal.0, follows, precedes),
-            _ if (follows || precedes) && is_white_space(&part) => zero_or_one(adapt(part)),
-            _ => adapt(part),
-        }
+fn adapt_literal(literal: &[u8]) -> Hir {
+    let adapt_byte = |byte: &u8| match byte {
+        b' ' => space(Hir::literal(*b" ")),
+        b'`' => Hir::concat(vec![optional(" "), optional("`"), optional(" ")]),
+        b'\'' | b'"' => symbol(quotes()),
+        _ if is_punctuation(char::from(*byte)) => symbol(Hir::literal([*byte])),
+        _ => Hir::literal([*byte]),
     };
-    parts.into_iter().enumerate().map(adapt_part).collect()
+    Hir::concat(literal.iter().map(adapt_byte).collect())
 }
 
-/// Whether what the expression matches begins with punctuation, or ends with it.
-fn has_punctuation(hir: &Hir, part: fn(&[Hir]) -> Option<&Hir>, byte: fn(&[u8]) -> Option<&u8>) -> bool {
-    match hir.kind() {
-        HirKind::Literal(literal) => byte(&literal.0).is_some_and(|byte| is_punctuation(char::from(*byte))),
-        HirKind::Class(class) => is_class_of(class, is_punctuation),
-        HirKind::Repetition(repetition) => has_punctuation(&repetition.sub, part, byte),
-        HirKind::Capture(capture) => has_punctuation(&capture.sub, part, byte),
-        HirKind::Concat(parts) => part(parts).is_some_and(|hir| has_punctuation(hir, part, byte)),
-        HirKind::Alternation(parts) => parts.iter().any(|hir| has_punctuation(hir, part, byte)),
-        HirKind::Empty | HirKind::Look(_) => false,
-    }
-}
-
-fn is_white_space(hir: &Hir) -> bool {
-    match hir.kind() {
-        HirKind::Class(class) => is_class_of(class, char::is_whitespace),
-        HirKind::Repetition(repetition) => is_white_space(&repetition.sub),
-        _ => false,
-    }
-}
-
-/// `follows`, `precedes`: the literal follows punctuation, or precedes it.
-fn adapt_literal(literal: &[u8], follows: bool, precedes: bool) -> Hir {
-    let is_punctuation_at = |index: Option<usize>| match index {
-        None => follows,
-        Some(index) if index == literal.len() => precedes,
-        Some(index) => is_punctuation(char::from(literal[index])),
-    };
-    let mut parts = Vec::new();
-    for (index, byte) in literal.iter().enumerate() {
-        let character = char::from(*byte);
-        if *byte == b' ' {
-            // Beside punctuation, the punctuation itself allows a space.
-            if !is_punctuation_at(index.checked_sub(1)) && !is_punctuation_at(Some(index + 1)) {
-                parts.push(space(Hir::literal(*b" ")));
-            }
-        } else if *byte == b'`' {
-            parts.extend([optional(" "), optional("`"), optional(" ")]);
-        } else if is_punctuation(character) {
-            let symbol = if matches!(byte, b'\'' | b'"') { quotes() } else { Hir::literal([*byte]) };
-            parts.extend([optional("`"), optional(" "), symbol, optional(" "), optional("`")]);
-        } else {
-            parts.push(Hir::literal([*byte]));
-        }
-    }
-    Hir::concat(parts)
+/// Punctuation, with what may stand beside it.
+fn symbol(symbol: Hir) -> Hir {
+    Hir::concat(vec![optional("`"), optional(" "), symbol, optional(" "), optional("`")])
 }
 
 /// White space between words; the backtick of a name separates them, too, and so does punctuation on one side.
@@ -159,11 +110,8 @@ fn space(white_space: Hir) -> Hir {
 }
 
 fn optional(text: &'static str) -> Hir {
-    zero_or_one(Hir::literal(text.as_bytes()))
-}
-
-fn zero_or_one(hir: Hir) -> Hir {
-    Hir::repetition(Repetition { min: 0, max: Some(1), greedy: true, sub: Box::new(hir) })
+    let sub = Box::new(Hir::literal(text.as_bytes()));
+    Hir::repetition(Repetition { min: 0, max: Some(1), greedy: true, sub })
 }
 
 fn quotes() -> Hir {
@@ -196,7 +144,7 @@ pub(crate) struct Patterns {
 
 impl Patterns {
     /// None: there are no patterns.
-    pub(crate) fn new(key: &'static str, patterns: &[(usize, Hir)]) -> Result<Option<Self>, KeyError> {
+    pub(crate) fn new(key: &'static str, patterns: &[(usize, &Hir)]) -> Result<Option<Self>, KeyError> {
         if patterns.is_empty() {
             return Ok(None);
         }
@@ -207,7 +155,7 @@ impl Patterns {
             .nfa_size_limit(Some(MAX_ALL_COMPILED_BYTES))
             .utf8(false)
             .which_captures(thompson::WhichCaptures::None);
-        let expressions = patterns.iter().map(|(_, hir)| hir).collect::<Vec<_>>();
+        let expressions = patterns.iter().map(|(_, hir)| *hir).collect::<Vec<_>>();
         let nfa = thompson::Compiler::new()
             .configure(config)
             .build_many_from_hir(&expressions)
@@ -267,7 +215,11 @@ mod tests {
             (r"from\s+users", "from `users`"),
             (r"\busers\b", "`users`"),
             ("id [<>] 1", "id<1"),
+            ("id [<>] 1", "`id`<1"),
             ("id (<|=) 1", "id=1"),
+            ("id (=|in) 1", "id in 1"),
+            (r"from \(?users", "from users"),
+            (r"from \(?users", "from(users)"),
             (r"id\s+=\s+1", "id=1"),
             (r"users (where|limit)", "`users` limit"),
             ("select 'x'", "select'x'"),
@@ -277,7 +229,14 @@ mod tests {
         for (pattern, text) in pairs {
             assert!(matches(pattern, text), "{pattern:?} {text:?}");
         }
-        for (pattern, text) in [("delete from users", "deletefrom users"), (r"\busers\b", "users2"), ("(?-i)A", "a")] {
+        let others = [
+            ("delete from users", "deletefrom users"),
+            ("from `users`", "fromusers"),
+            (r"from \(?users", "fromusers"),
+            (r"\busers\b", "users2"),
+            ("(?-i)A", "a"),
+        ];
+        for (pattern, text) in others {
             assert!(!matches(pattern, text), "{pattern:?} {text:?}");
         }
     }
@@ -288,7 +247,9 @@ mod tests {
         assert_eq!(error("ä(b").position, Some(2));
         assert_eq!(error("a**b)").position, Some(5));
         assert!(error("a(?=b)").reason.contains("look-around"), "{:?}", error("a(?=b)"));
-        assert!(error("a*").reason.contains("leave out pattern"));
+        for pattern in ["a*", "`", " ", r"\s"] {
+            assert!(error(pattern).reason.contains("leave out pattern"), "{pattern:?}");
+        }
         assert!(error(r"\w{1000}").reason.contains("too large"));
         assert!(error(&"a".repeat(5000)).reason.contains("4096 bytes"));
     }
@@ -297,7 +258,7 @@ mod tests {
     fn one_pass_finds_all_rules() {
         let patterns =
             ["a b", "b", "x", "^a", "(?-u)\\xff"].map(|pattern| parse("pattern", pattern).expect("a pattern"));
-        let patterns = patterns.into_iter().enumerate().map(|(index, hir)| (10 * index, hir)).collect::<Vec<_>>();
+        let patterns = patterns.iter().enumerate().map(|(index, hir)| (10 * index, hir)).collect::<Vec<_>>();
         let patterns = Patterns::new("pattern", &patterns).expect("patterns").expect("some");
         let find = |text: &[u8]| {
             let mut found = Vec::new();

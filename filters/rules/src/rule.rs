@@ -1,5 +1,6 @@
 //! A rule that was checked.
 
+use std::cell::RefCell;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -18,7 +19,7 @@ use crate::pattern;
 const MAX_NAME_CHARACTERS: usize = 64;
 const MAX_MESSAGE_CHARACTERS: usize = 512;
 
-/// The commands of a rule, and the statement within `PREPARE ... FROM 'text'`.
+/// Bits of commands. A statement within `PREPARE ... FROM 'text'` has `QUERY` and `PREPARE`.
 pub(crate) const QUERY: u8 = 1;
 pub(crate) const PREPARE: u8 = 2;
 pub(crate) const EXECUTE: u8 = 4;
@@ -231,39 +232,45 @@ fn check_is_single(key: &'static str, text: &str) -> Result<(), KeyError> {
 }
 
 fn check_groups(with: &str, pattern: &Regex) -> Result<(), KeyError> {
-    let mut unknown = None;
+    let unknown = RefCell::new(None);
     let groups = pattern.group_info();
     let one = regex_automata::PatternID::ZERO;
     interpolate::bytes(
         with.as_bytes(),
         |index, _| {
             if index >= groups.group_len(one) {
-                unknown = Some(index.to_string());
+                unknown.replace(Some(format!("group {index}")));
             }
         },
-        |name| Some(groups.to_index(one, name).unwrap_or(usize::MAX)),
+        |name| {
+            let index = groups.to_index(one, name);
+            if index.is_none() {
+                unknown.replace(Some(format!("group {name:?}")));
+            }
+            index
+        },
         &mut Vec::new(),
     );
-    // A name that is unknown has the highest index.
-    match unknown {
+    match unknown.into_inner() {
         None => Ok(()),
-        Some(index) => {
-            let group =
-                if index == usize::MAX.to_string() { "a group of this name".into() } else { format!("group {index}") };
+        Some(group) => {
             let reason =
-                format!("the pattern has not {group}; write ${{1}}x for group 1 before an x, and $$ for a dollar sign");
+                format!("the pattern has no {group}; write ${{1}}x for group 1 before an x, and $$ for a dollar sign");
             Err(KeyError::new("rewrite.replace", reason))
         }
     }
 }
 
-fn commands(config: &RuleConfig, action: &Action) -> Result<u8, KeyError> {
-    let bit = |command: &CommandKind| match command {
+pub(crate) fn command_bit(command: CommandKind) -> u8 {
+    match command {
         CommandKind::Query => QUERY,
         CommandKind::Prepare => PREPARE,
         CommandKind::Execute => EXECUTE,
-    };
-    let given = config.commands.iter().map(bit).fold(0, |all, bit| all | bit);
+    }
+}
+
+fn commands(config: &RuleConfig, action: &Action) -> Result<u8, KeyError> {
+    let given = config.commands.iter().fold(0, |all, command| all | command_bit(*command));
     match action {
         Action::Rewrite(_) if given & EXECUTE != 0 => {
             Err(KeyError::new("commands", "an executed statement has no text to rewrite; use prepare"))

@@ -48,7 +48,7 @@ pub struct Class {
     pub(crate) kind: StatementKind,
 }
 
-/// Statements that need more than the rules for all.
+/// What the engine must do for a statement besides matching rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StatementKind {
     /// `PREPARE name FROM ...`
@@ -83,14 +83,14 @@ impl RuleSet {
         if !errors.is_empty() {
             return Err(errors);
         }
-        Self::from_rules(rules).map_err(|error| vec![error.of_rule(0, "")])
+        Self::from_rules(rules).map_err(|error| vec![error.of_all_rules()])
     }
 
     fn from_rules(rules: Vec<Rule>) -> Result<Self, KeyError> {
         let enabled = || rules.iter().enumerate().filter(|(_, rule)| rule.is_enabled);
-        let hirs = |pick: &dyn Fn(&Rule) -> Option<regex_syntax::hir::Hir>| {
-            enabled().filter_map(|(index, rule)| Some((index, pick(rule)?))).collect::<Vec<_>>()
-        };
+        let patterns = enabled().filter_map(|(index, rule)| Some((index, rule.pattern.as_ref()?))).collect::<Vec<_>>();
+        let normalized = enabled().filter_map(|(index, rule)| Some((index, rule.normalized.as_ref()?)));
+        let normalized = normalized.collect::<Vec<_>>();
         let mut by_digest: HashMap<Digest, Vec<usize>> = HashMap::new();
         let mut open = OpenRules::default();
         for (index, rule) in enabled() {
@@ -111,8 +111,8 @@ impl RuleSet {
         let blocking = enabled().filter(|(_, rule)| matches!(rule.action, Action::Block(_)) && !rule.is_dry_run);
         Ok(Self {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
-            patterns: Patterns::new("pattern", &hirs(&|rule| rule.pattern.clone()))?,
-            normalized: Patterns::new("normalized", &hirs(&|rule| rule.normalized.clone()))?,
+            patterns: Patterns::new("pattern", &patterns)?,
+            normalized: Patterns::new("normalized", &normalized)?,
             by_digest,
             open,
             blocking: blocking.map(|(index, _)| index).collect(),
@@ -206,7 +206,8 @@ impl RuleSet {
     }
 
     /// Digest and class of a statement.
-    pub(crate) fn classify_text(&self, sql: &[u8]) -> (Digest, Class) {
+    #[must_use]
+    pub fn classify_text(&self, sql: &[u8]) -> (Digest, Class) {
         let mut normalizer = Normalizer::default();
         let normalized = normalizer.normalize(sql);
         let digest = sql_text::digest(normalized);

@@ -4,7 +4,7 @@ mod evasion;
 mod reference;
 mod verdicts;
 
-use sql_text::Normalizer;
+use sql_text::{Normalizer, hexadecimal};
 
 use crate::{CommandKind, Hit, Outcome, Request, RuleConfig, RuleSet, StatementInfo, Verdict};
 
@@ -30,23 +30,15 @@ const CLIENT: Client =
 
 impl Client {
     fn judge(&self, rules: &RuleSet, text: &[u8]) -> Verdict {
-        let mut normalizer = Normalizer::default();
-        let classes = sql_text::statements(text).map(|statement| {
-            let normalized = normalizer.normalize(&statement);
-            let digest = sql_text::digest(normalized);
-            (statement, digest, rules.classify(normalized, &digest))
-        });
-        let classes = classes.collect::<Vec<_>>();
-        let info = |(text, digest, class)| StatementInfo { text, digest, class };
-        let statements = classes.iter().map(|(text, digest, class)| info((text, digest, class))).collect::<Vec<_>>();
-        rules.judge(&Request {
+        let request = Request {
             command: self.command,
-            statements: &statements,
             user: self.user.as_bytes(),
             database: self.database.as_bytes(),
             client: self.address.parse().ok(),
             group: self.group,
-        })
+            ..Request::default()
+        };
+        rules.judge_text(text, &request)
     }
 }
 
@@ -63,10 +55,6 @@ fn hits(verdict: &Verdict) -> Vec<usize> {
     verdict.hits.iter().map(|hit| hit.rule).collect()
 }
 
-fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn digest_of(sql: &str) -> String {
-    hex(&sql_text::digest(Normalizer::default().normalize(sql.as_bytes())))
+    hexadecimal(&sql_text::digest(Normalizer::default().normalize(sql.as_bytes())))
 }

@@ -3,11 +3,12 @@
 
 use std::io::{Read, Write, stdin, stdout};
 
+use sql_text::hexadecimal;
+
 fn main() -> std::io::Result<()> {
     let mut input = Vec::new();
     stdin().read_to_end(&mut input)?;
     let mut normalizer = sql_text::Normalizer::default();
-    let hexadecimal = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let mut output = stdout().lock();
     for statement in input.strip_suffix(b"\0").unwrap_or(&input).split(|byte| *byte == 0) {
         let normalized = normalizer.normalize(statement);

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::scanner::{Scanner, TokenKind, is_space};
+use crate::scanner::{TokenKind, is_space};
+use crate::tokens::Tokens;
 
 /// A KILL statement (TiDB: `KILL [TIDB] [CONNECTION | QUERY] id`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,43 +36,9 @@ pub fn kill(statement: &[u8]) -> Option<Kill> {
     if !is_query {
         tokens.keyword(b"connection");
     }
-    let (kind, number, id_range) = tokens.next()?;
-    let id = std::str::from_utf8(&number).ok()?.parse().ok()?;
+    let (kind, id_range) = tokens.next()?;
+    let id = std::str::from_utf8(&tokens.literal).ok()?.parse().ok()?;
     (kind == TokenKind::Integer && tokens.is_at_end()).then_some(Kill { is_query, id, id_range })
-}
-
-struct Tokens<'a> {
-    scanner: Scanner<'a>,
-}
-
-impl<'a> Tokens<'a> {
-    fn new(statement: &'a [u8]) -> Self {
-        Self { scanner: Scanner::new(statement) }
-    }
-
-    /// What the next token is, its text, and where it is.
-    fn next(&mut self) -> Option<(TokenKind, Vec<u8>, Range<usize>)> {
-        let mut text = Vec::new();
-        let (kind, offset) = self.scanner.next(&mut text)?;
-        Some((kind, text, offset..self.scanner.at))
-    }
-
-    /// Skips this keyword. False: the next token is another one.
-    fn keyword(&mut self, keyword: &[u8]) -> bool {
-        let before = self.scanner.clone();
-        let is_keyword = self
-            .next()
-            .is_some_and(|(kind, text, _)| kind == TokenKind::Identifier && text.eq_ignore_ascii_case(keyword));
-        if !is_keyword {
-            self.scanner = before;
-        }
-        is_keyword
-    }
-
-    /// Whether nothing but semicolons follows.
-    fn is_at_end(&mut self) -> bool {
-        std::iter::from_fn(|| self.next()).all(|(_, text, _)| text == b";") && self.scanner.is_at_end()
-    }
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ fn must_be_apart(last: u8, first: u8) -> bool {
 }
 
 /// Whether a statement has no comment, no white space but single spaces, also within strings, and no tokens that get a
-/// space between them. It may return false although that is so.
+/// space between them. False only costs a copy, so it may be wrong.
 fn is_without_comments(sql: &[u8]) -> bool {
     let mut before = 0;
     let mut is_number = false;

@@ -20,6 +20,7 @@ mod scanner;
 mod split;
 mod tables;
 mod text;
+mod tokens;
 
 pub use commands::{Kill, kill, may_begin_with};
 pub use comments::without_comments;
@@ -29,7 +30,7 @@ pub use split::statements;
 pub use tables::{TableNames, rename_tables};
 pub use text::lowercase;
 
-/// The digest of a normalized statement. TiDB shows it in hexadecimal.
+/// The digest of a normalized statement. TiDB shows it in hexadecimal ([`hexadecimal`]).
 pub type Digest = [u8; 32];
 
 /// The digest of a statement that [`Normalizer::normalize`] has returned.
@@ -39,4 +40,10 @@ pub fn digest(normalized: &[u8]) -> Digest {
     let mut digest = [0; 32];
     digest.copy_from_slice(hash.as_ref());
     digest
+}
+
+/// The bytes as lowercase hexadecimal digits.
+#[must_use]
+pub fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use crate::scanner::{Scanner, TokenKind};
-use crate::text::unescape;
+use crate::scanner::TokenKind;
+use crate::text::{push_quoted, unescape};
+use crate::tokens::Tokens;
 
 /// What `PREPARE name FROM ...` prepares.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,9 +24,7 @@ pub enum PreparedText {
 #[must_use]
 pub fn prepared_text(sql: &[u8]) -> Option<PreparedText> {
     let mut tokens = Tokens::new(sql);
-    tokens.word(b"prepare")?;
-    tokens.name()?;
-    tokens.word(b"from")?;
+    (tokens.keyword(b"prepare") && tokens.name() && tokens.keyword(b"from")).then_some(())?;
     let (kind, range) = tokens.next()?;
     match kind {
         TokenKind::UserVariable => Some(PreparedText::Variable),
@@ -42,52 +41,15 @@ pub fn prepared_text(sql: &[u8]) -> Option<PreparedText> {
 #[must_use]
 pub fn used_database(sql: &[u8]) -> Option<Vec<u8>> {
     let mut tokens = Tokens::new(sql);
-    tokens.word(b"use")?;
-    tokens.name()?;
-    Some(tokens.literal)
+    (tokens.keyword(b"use") && tokens.name()).then_some(tokens.literal)
 }
 
 /// The string with this content, for TiDB's default SQL mode.
 #[must_use]
 pub fn quoted_string(content: &[u8]) -> Vec<u8> {
     let mut quoted = Vec::with_capacity(content.len() + 2);
-    quoted.push(b'\'');
-    for byte in content {
-        if matches!(byte, b'\'' | b'\\') {
-            quoted.push(*byte);
-        }
-        quoted.push(*byte);
-    }
-    quoted.push(b'\'');
+    push_quoted(content, b'\'', b"'\\", &mut quoted);
     quoted
-}
-
-struct Tokens<'a> {
-    scanner: Scanner<'a>,
-    /// The text of the last token.
-    literal: Vec<u8>,
-}
-
-impl<'a> Tokens<'a> {
-    fn new(sql: &'a [u8]) -> Self {
-        Self { scanner: Scanner::new(sql), literal: Vec::new() }
-    }
-
-    fn next(&mut self) -> Option<(TokenKind, Range<usize>)> {
-        self.literal.clear();
-        let (kind, start) = self.scanner.next(&mut self.literal)?;
-        Some((kind, start..self.scanner.at))
-    }
-
-    fn word(&mut self, word: &[u8]) -> Option<()> {
-        let (kind, _) = self.next()?;
-        (kind == TokenKind::Identifier && self.literal.eq_ignore_ascii_case(word)).then_some(())
-    }
-
-    fn name(&mut self) -> Option<()> {
-        let (kind, _) = self.next()?;
-        matches!(kind, TokenKind::Identifier | TokenKind::QuotedIdentifier).then_some(())
-    }
 }
 
 #[cfg(test)]

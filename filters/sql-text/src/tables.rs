@@ -10,7 +10,7 @@ mod tests;
 use std::ops::Range;
 
 use crate::scanner::{Scanner, TokenKind};
-use crate::text::lowercase;
+use crate::text::{lowercase, push_quoted};
 use references::{References, find_references};
 
 /// New names of tables.
@@ -44,16 +44,19 @@ impl TableName {
 }
 
 impl TableNames {
-    /// Reads old and new names, each `table` or `database.table`. An old name without a database is that of tables in
-    /// all databases. The error is the text that is no name.
+    /// Reads old and new names, each `table` or `database.table`. An old name without a database stands for tables in
+    /// all databases, except those that another old name names with their database. The error is the text that is no
+    /// name.
     pub fn new<'a>(names: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, &'a str> {
-        let parse = |(old, new)| {
+        let parse = |(old, new): (&'a str, &'a str)| {
             let mut lower = TableName::parse(old).ok_or(old)?;
             lower.database = lower.database.map(|name| lowercase(&name));
             lower.table = lowercase(&lower.table);
-            Ok((lower, TableName::parse(new).ok_or(new)?))
+            Ok::<_, &'a str>((lower, TableName::parse(new).ok_or(new)?))
         };
-        names.into_iter().map(parse).collect::<Result<_, _>>().map(Self)
+        let mut names = names.into_iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        names.sort_by_key(|(old, _)| old.database.is_none());
+        Ok(Self(names))
     }
 
     fn find(&self, database: Option<&[u8]>, table: &[u8]) -> Option<&TableName> {
@@ -175,14 +178,7 @@ fn quoted(new: &TableName, old: &[Token]) -> Vec<u8> {
         if !text.is_empty() {
             text.push(b'.');
         }
-        text.push(b'`');
-        for byte in name {
-            text.push(*byte);
-            if *byte == b'`' {
-                text.push(b'`');
-            }
-        }
-        text.push(b'`');
+        push_quoted(name, b'`', b"`", &mut text);
     }
     text
 }

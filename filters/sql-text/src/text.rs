@@ -24,6 +24,18 @@ pub(crate) fn unescape(content: &[u8], quote: u8, to: &mut Vec<u8>) {
     }
 }
 
+/// Appends the content in quotes; bytes of `doubled` are written twice.
+pub(crate) fn push_quoted(content: &[u8], quote: u8, doubled: &[u8], to: &mut Vec<u8>) {
+    to.push(quote);
+    for byte in content {
+        if doubled.contains(byte) {
+            to.push(*byte);
+        }
+        to.push(*byte);
+    }
+    to.push(quote);
+}
+
 /// Converts `literal` from `start` on to lower case, as Go's `strings.ToLower` does.
 pub(crate) fn make_lowercase(literal: &mut Vec<u8>, start: usize) {
     if literal[start..].is_ascii() {

@@ -8,6 +8,20 @@ fn renamed(sql: &str, names: &[(&str, &str)]) -> String {
 }
 
 #[test]
+fn name_with_a_database_has_precedence() {
+    for names in [[("orders", "a"), ("shop.orders", "b")], [("items", "a"), ("db.items", "b")]] {
+        let table = names[0].0;
+        let database = names[1].0;
+        let sql = format!("select 1 from {table}, {database}");
+        let (name, rest) = database.split_once('.').expect("a database");
+        assert_eq!(rest, table);
+        assert_eq!(renamed(&sql, &names), format!("select 1 from `a`, `{name}`.`b`"));
+        let reversed = [names[1], names[0]];
+        assert_eq!(renamed(&sql, &reversed), format!("select 1 from `a`, `{name}`.`b`"));
+    }
+}
+
+#[test]
 fn tables_get_their_new_names_and_columns_stay() {
     let cases = [
         ("select t from t where t = 't'", "select t from `n` where t = 't'"),
