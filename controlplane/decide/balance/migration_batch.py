@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from controlplane.decide.balance.fair_share import BalancingGroup, LoadStatus, integer_shares
 from controlplane.model.plan import BalancePolicy, NodePlan, Policy
@@ -21,6 +21,8 @@ MAX_ROUND_SECONDS = 5.0
 # The tolerance for a deficit is this multiple of the tolerance for a surplus, because new sessions reduce a
 # deficit without migrations.
 _DEFICIT_TOLERANCE_FACTOR = 2.0
+
+T = TypeVar("T")
 
 NodeEnvoyCounts = Mapping[str, Mapping[str, int]]  # node address -> Envoy instance -> sessions
 
@@ -35,20 +37,28 @@ class MigrationBatch(NamedTuple):
     reason: str  # the cause, as a sentence
 
 
+class EnvoyTurn(NamedTuple):
+    """Decides which Envoys are asked first.
+
+    After rounds without effect, other Envoys are asked, whose sessions may be able to migrate.
+    """
+
+    round: int
+    stalled_rounds: int = 0
+
+
 def plan_batch(
     group: str,
     statuses: Mapping[str, LoadStatus],
     noise_margins: Mapping[str, float],
     capable: Sequence[SessionCounts],
     policy: Policy,
-    rotation: int,
+    turn: EnvoyTurn,
 ) -> MigrationBatch | None:
     """Return the migrations of the next round, or None if none is worthwhile or possible.
 
     `noise_margins`: by how many sessions each node may differ from its share through noise alone.
     `capable`: the session counts of the Envoys that can migrate sessions.
-    `rotation`: a number that differs in each round. It breaks ties between Envoys, so that an Envoy whose
-    migrations fail is not always asked first.
 
     Sessions migrate from the nodes furthest above their share to the nodes furthest below it. A migration
     never brings a node past its share.
@@ -75,7 +85,7 @@ def plan_batch(
         if not remaining:
             break  # a few nodes suffice for one round, even in a large fleet
         sessions_by_envoy = {c.instance: n for c in capable if (n := c.sessions.get(address, 0))}
-        if parts := apportion(min(remaining, surpluses[address]), sessions_by_envoy, rotation):
+        if parts := apportion(min(remaining, surpluses[address]), sessions_by_envoy, turn):
             outgoing[address] = MappingProxyType(parts)
             remaining -= sum(parts.values())
     if not outgoing:
@@ -145,11 +155,12 @@ def _describe_reason(
     return f"{text}, and {more}" if others else text
 
 
-def apportion(total: int, holders: Mapping[str, int], rotation: int = 0) -> dict[str, int]:
+def apportion(total: int, holders: Mapping[str, int], turn: EnvoyTurn) -> dict[str, int]:
     """Divide `total` in proportion to the numbers in `holders`. No holder gets more than its number.
 
-    Each holder gets its quota rounded down; the holders with the largest remainders get one more. Ties are
-    broken by name; `rotation` selects the first name. Holders that get nothing are left out.
+    Each holder gets its quota rounded down; the holders with the largest remainders get one more. Of equal
+    ones, another comes first in each round. After rounds without effect, remainders do not count: the holders
+    take turns. Holders that get nothing are left out.
     """
     held_total = sum(holders.values())
     total = min(total, held_total)
@@ -157,11 +168,13 @@ def apportion(total: int, holders: Mapping[str, int], rotation: int = 0) -> dict
         return {}
     quotas = {name: divmod(total * held, held_total) for name, held in holders.items()}
     leftover = total - sum(quota for quota, _ in quotas.values())
-    names = sorted(quotas)
-    first = rotation % len(names)
-    rotated = names[first:] + names[:first]
-    rounded_up = set(sorted(rotated, key=lambda name: -quotas[name][1])[:leftover])
-    shares = {name: quotas[name][0] + (name in rounded_up) for name in names}
+    with_remainder = [name for name in sorted(quotas) if quotas[name][1]]
+    if turn.stalled_rounds:
+        order = _rotate(with_remainder, turn.stalled_rounds * leftover)
+    else:
+        order = sorted(_rotate(with_remainder, turn.round), key=lambda name: -quotas[name][1])
+    rounded_up = set(order[:leftover])
+    shares = {name: quotas[name][0] + (name in rounded_up) for name in sorted(quotas)}
     return {name: share for name, share in shares.items() if share}
 
 
@@ -172,7 +185,7 @@ def plan_zone_return(
     load_per_capacity: float,
     envoys: Sequence[SessionCounts],
     policy: Policy,
-    rotation: int,
+    turn: EnvoyTurn,
 ) -> MigrationBatch | None:
     """Return the migrations of sessions back to the zone of their Envoys, or None if there are none.
 
@@ -189,8 +202,7 @@ def plan_zone_return(
         return None
     group, zone, capacities = balancing_group
     elsewhere = {a for a, p in served.items() if p.group == group and p.zone != zone}
-    first = rotation % len(envoys) if envoys else 0
-    outgoing = _select_outgoing(count, (*envoys[first:], *envoys[:first]), elsewhere)
+    outgoing = _select_outgoing(count, _rotate(envoys, turn.round), elsewhere)
     if not outgoing:
         return None
     count = sum(sum(counts.values()) for counts in outgoing.values())
@@ -199,6 +211,11 @@ def plan_zone_return(
     targets = {a: n - c for a, n, c in zip(statuses, shares, current, strict=True) if n > c}
     reason = f"zone {zone} has capacity again for its Envoys' sessions in other zones"
     return MigrationBatch(group, outgoing, assign_to_envoys(outgoing, targets), count, reason)
+
+
+def _rotate(items: Sequence[T], by: int) -> list[T]:
+    first = by % len(items) if items else 0
+    return [*items[first:], *items[:first]]
 
 
 def _select_outgoing(

@@ -19,6 +19,7 @@ from controlplane.decide import session_counts
 from controlplane.decide.balance.fair_share import BalancingGroup, LoadStatus, balancing_groups, load_statuses
 from controlplane.decide.balance.migration_batch import (
     MAX_ROUND_SECONDS,
+    EnvoyTurn,
     MigrationBatch,
     max_batch_size,
     plan_batch,
@@ -35,8 +36,10 @@ _MIN_ROUND_SECONDS = 1.0
 # standard deviations of the resulting noise are ignored.
 _REPORT_LAG_SECONDS, _NOISE_DEVIATIONS = 3.0, 1.5
 # After _MAX_STALLED_ROUNDS consecutive rounds without improvement, there is a pause before each further
-# round. The pause doubles each time, up to the maximum.
+# round. Once _SHORT_PAUSES have passed, the pause doubles each time, up to the maximum.
 _MAX_STALLED_ROUNDS, _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 3, 10.0, 300.0
+# Rebalancing does not migrate a session again for 60 s. The first rounds and these pauses take longer.
+_SHORT_PAUSES = 4
 # Rebalancing that starts with fewer sessions causes no event.
 _MIN_REPORTED_SESSIONS = 10
 
@@ -76,7 +79,8 @@ def rebalance(
         return _finished(before, reason, now)
     round_number = max(before.round + 1, int(now))  # also higher than before a restart
     groups = balancing_groups(served, overloaded_zones, facts.envoy_zones, policy, now)
-    surplus, candidates = _candidate_batches(groups, served, capable, incapable, inputs, round_number)
+    turn = EnvoyTurn(round_number, before.stalled_rounds)
+    surplus, candidates = _candidate_batches(groups, served, capable, incapable, inputs, turn)
     if not candidates and before.surplus < 0:
         return _finished(before, _BALANCED_REASON, now)
     if not _reports_are_fresh(served, candidates, before, capable.values(), inputs):
@@ -113,7 +117,7 @@ def _candidate_batches(
     capable: Mapping[str, SessionCounts],
     incapable: Collection[SessionCounts],
     inputs: Inputs,
-    rotation: int,
+    turn: EnvoyTurn,
 ) -> tuple[int, list[MigrationBatch]]:
     """Return how many sessions should migrate in total, and the possible batches of the next round."""
     facts, policy = inputs.facts, inputs.policy
@@ -123,12 +127,12 @@ def _candidate_batches(
         surplus += sum(status.surplus for status in statuses.values() if status.surplus > 0)
         group, zone, _ = balancing_group
         noise_margins = _noise_margins(balancing_group, served, facts.new_sessions_per_second)
-        if batch := plan_batch(group, statuses, noise_margins, list(capable.values()), policy, rotation):
+        if batch := plan_batch(group, statuses, noise_margins, list(capable.values()), policy, turn):
             batches.append(batch)
         if zone:
             load = _group_load(group, groups, statuses_by_group)
             in_zone = [counts for envoy, counts in capable.items() if facts.envoy_zones.get(envoy) == zone]
-            if batch := plan_zone_return(balancing_group, statuses, served, load, in_zone, policy, rotation):
+            if batch := plan_zone_return(balancing_group, statuses, served, load, in_zone, policy, turn):
                 surplus += batch.sessions
                 batches.append(batch)
     return surplus, batches
@@ -180,7 +184,8 @@ def _with_round_outcome(before: RebalanceState, surplus: int, migrated: int, now
     stalled_rounds = before.stalled_rounds + 1
     if stalled_rounds < _MAX_STALLED_ROUNDS:
         return replace(before, stalled_rounds=stalled_rounds, surplus=-1)
-    pause = min(_MAX_PAUSE_SECONDS, _PAUSE_SECONDS * 2.0 ** min(stalled_rounds - _MAX_STALLED_ROUNDS, 10))
+    doublings = min(10, max(0, stalled_rounds - _MAX_STALLED_ROUNDS - _SHORT_PAUSES + 1))
+    pause = min(_MAX_PAUSE_SECONDS, _PAUSE_SECONDS * 2.0**doublings)
     return replace(before, stalled_rounds=stalled_rounds, surplus=-1, paused_until=now + pause)
 
 

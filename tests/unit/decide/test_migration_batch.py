@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.decide.balance.fair_share import LoadStatus
-from controlplane.decide.balance.migration_batch import MigrationBatch, plan_batch
+from controlplane.decide.balance.migration_batch import EnvoyTurn, MigrationBatch, plan_batch
 from controlplane.model.facts import Facts
 from controlplane.model.plan import NodePlan, Policy, RebalanceState
 from controlplane.model.traffic import SessionCounts
@@ -41,7 +41,7 @@ def batch(
     *sessions_by_envoy: Mapping[str, int],
     policy: Policy = EXACT,
     noise: float = 0.0,
-    rotation: int = 0,
+    round_number: int = 0,
 ) -> MigrationBatch | None:
     """Plan a batch from each node's (sessions, share), and from the sessions per node of Envoys X and Y."""
     capable = [
@@ -49,7 +49,7 @@ def batch(
         for name, sessions in zip((INSTANCE_X, INSTANCE_Y), sessions_by_envoy, strict=False)
     ]
     statuses = {a: LoadStatus(n, n, share, share) for a, (n, share) in sessions_and_shares.items()}
-    return plan_batch("", statuses, dict.fromkeys(statuses, noise), capable, policy, rotation)
+    return plan_batch("", statuses, dict.fromkeys(statuses, noise), capable, policy, EnvoyTurn(round_number))
 
 
 def test_largest_deviations_come_first() -> None:
@@ -73,7 +73,7 @@ def test_envoys_share_a_batch_in_proportion() -> None:
 
 def test_remainder_rotates_between_envoys() -> None:
     """The sessions of an Envoy may be immovable, so the next batch asks another Envoy."""
-    batches = [batch({A: (6, 5), B: (4, 5)}, {A: 3}, {A: 3}, rotation=rotation) for rotation in range(4)]
+    batches = [batch({A: (6, 5), B: (4, 5)}, {A: 3}, {A: 3}, round_number=number) for number in range(4)]
     assert [b.outgoing for b in batches if b] == [{A: {INSTANCE_X: 1}}, {A: {INSTANCE_Y: 1}}] * 2
     assert [b.incoming for b in batches if b] == [{B: {INSTANCE_X: 1}}, {B: {INSTANCE_Y: 1}}] * 2
 

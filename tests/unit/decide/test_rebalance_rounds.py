@@ -260,6 +260,12 @@ def test_slow_module_is_asked_again() -> None:
     assert fleet.plan.rebalance.stalled_rounds == 0
 
 
+def test_envoy_with_few_sessions_gives_some_if_those_of_others_cannot_migrate() -> None:
+    fleet = SimulatedFleet(module(1, 10, 8, 8, 4, rate=0), module(2, 2, 2, 2, 4))
+    fleet.advance(60)
+    assert fleet.sessions_per_node() == [10, 10, 10, 10]
+
+
 def test_pauses_grow_while_no_session_migrates() -> None:
     stuck = module(1, 300, 0, 0, 0, rate=0)
     fleet = SimulatedFleet(stuck)
