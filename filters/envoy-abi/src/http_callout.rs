@@ -76,7 +76,7 @@ impl HttpClient {
         Self { config, tags: RefCell::default(), sending: Cell::new(None) }
     }
 
-    /// The tag of the request with this id, which has got its response. None: it had one before.
+    /// Removes a request whose response has arrived, and returns its tag. None: it was removed before.
     pub(crate) fn take_tag(&self, id: u64) -> Option<u64> {
         let known = self.tags.borrow_mut().remove(&id);
         known.or_else(|| self.sending.take())

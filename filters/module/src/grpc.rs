@@ -1,9 +1,42 @@
-//! gRPC's frame around the message of a unary call.
+//! Unary gRPC calls to the control plane, which Envoy itself sends.
 
+use std::time::Duration;
+
+use envoy_abi::http_callout::{HttpClient, HttpRequest, SendError};
 use prost::Message;
 
 /// The cluster of the control planes in the bootstrap.
-pub(crate) const CONTROL_PLANE_CLUSTER: &str = "tidevoy_control_plane";
+const CONTROL_PLANE_CLUSTER: &str = "tidevoy_control_plane";
+
+/// Codes of gRPC (<https://github.com/grpc/grpc/blob/master/doc/statuscodes.md>).
+pub(crate) const INVALID_ARGUMENT: &str = "3";
+pub(crate) const UNIMPLEMENTED: &str = "12";
+pub(crate) const UNAVAILABLE: &str = "14";
+
+/// A method of the control plane.
+pub(crate) struct Method {
+    pub(crate) path: &'static str,
+    /// How long a call may take.
+    pub(crate) timeout: Duration,
+}
+
+impl Method {
+    /// Calls the method with a [`framed`] message. See [`HttpClient::post`].
+    pub(crate) fn call(&self, http: &HttpClient, tag: u64, body: &[u8]) -> Result<(), SendError> {
+        let timeout = format!("{}m", self.timeout.as_millis());
+        http.post(
+            tag,
+            &HttpRequest {
+                cluster: CONTROL_PLANE_CLUSTER,
+                host: CONTROL_PLANE_CLUSTER,
+                path: self.path,
+                headers: &[("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", &timeout)],
+                body,
+                timeout: self.timeout,
+            },
+        )
+    }
+}
 
 /// Bytes of the header of a gRPC message: a flag for compression, and the length
 /// (<https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>, `Length-Prefixed-Message`).
@@ -19,7 +52,7 @@ pub(crate) fn framed(message: &impl Message) -> Vec<u8> {
     body
 }
 
-/// The message of a gRPC response. None: the body has no message, or an invalid one.
+/// Returns the message in the body of a gRPC response; None if the body does not hold exactly one valid message.
 pub(crate) fn unframed<M: Message + Default>(body: &[u8]) -> Option<M> {
     let (header, message) = body.split_at_checked(HEADER_BYTES)?;
     let length = u32::from_be_bytes(header[1..].try_into().ok()?);

@@ -6,32 +6,30 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use envoy_abi::http_callout::{HttpClient, HttpRequest, HttpResponse, SendError};
+use envoy_abi::http_callout::{HttpClient, HttpResponse};
 
 use super::jobs::{self, Job};
 use super::kills::{self, KillAnswer, PendingKill};
 use super::messages::{
-    CommandMessage, PollRequest, PollResponse, ReportRequest, ResolveRequest, ResolveResponse, ResultMessage,
+    CommandMessage, PollRequest, PollResponse, ReportRequest, ReportResponse, ResolveRequest, ResolveResponse,
+    ResultMessage,
 };
 use super::recent::RecentIds;
 use super::wake_main;
-use crate::grpc::{CONTROL_PLANE_CLUSTER, framed, unframed};
+use crate::grpc::{Method, UNAVAILABLE, UNIMPLEMENTED, framed, unframed};
 use crate::{telemetry, wakers};
 
-const SERVICE: &str = "/tidevoy.commands.v1.Commands/";
 /// The control plane answers a poll within 30 s.
-const POLL: Call = Call { method: "Poll", timeout: Duration::from_secs(40), grpc_timeout: "40S" };
-const REPORT: Call = Call { method: "Report", timeout: Duration::from_secs(2), grpc_timeout: "2S" };
+const POLL: Method = Method { path: "/tidevoy.commands.v1.Commands/Poll", timeout: Duration::from_secs(40) };
+const REPORT: Method = Method { path: "/tidevoy.commands.v1.Commands/Report", timeout: Duration::from_secs(2) };
 /// The control plane answers within 2 s. Sessions that it has found do not migrate for 3 s.
-const RESOLVE: Call = Call { method: "Resolve", timeout: Duration::from_millis(2500), grpc_timeout: "2500m" };
+const RESOLVE: Method = Method { path: "/tidevoy.commands.v1.Commands/Resolve", timeout: Duration::from_millis(2500) };
 /// The time between a poll that has failed and the next one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The same if the control plane is older than this service.
 const UNIMPLEMENTED_RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// The codes `UNAVAILABLE` and `UNIMPLEMENTED` of gRPC.
-const UNAVAILABLE: &str = "14";
-const UNIMPLEMENTED: &str = "12";
-/// How often a report is sent until the control plane has it. After about 2 s nobody waits for it.
+/// How many times a report is sent until the control plane has received it. The attempts take about 2 s; the control
+/// plane does not wait longer for results.
 const MAX_REPORT_ATTEMPTS: u8 = 3;
 /// Tags of the calls. Those of other calls of the module are lower.
 const POLL_TAG: u64 = 1;
@@ -40,14 +38,9 @@ const FIRST_TAG: u64 = 2;
 const UNREACHABLE: &str = "Tidevoy: the session of this KILL was not looked for, since no control plane has answered; \
                            try again, or KILL the id in the process list on a direct connection to TiDB";
 
-struct Call {
-    method: &'static str,
-    timeout: Duration,
-    grpc_timeout: &'static str,
-}
-
 /// A call without a response.
 enum OpenCall {
+    /// A report, and which attempt it is.
     Report(ReportRequest, u8),
     Resolve(Arc<PendingKill>),
 }
@@ -120,7 +113,7 @@ impl CommandChannel {
         self.is_polling.set(true);
         self.poll_at.set(now + RETRY_INTERVAL);
         let message = PollRequest { instance: telemetry::instance().to_owned() };
-        if post(http, POLL_TAG, &POLL, &framed(&message)).is_err() {
+        if POLL.call(http, POLL_TAG, &framed(&message)).is_err() {
             self.is_polling.set(false);
         }
     }
@@ -128,7 +121,7 @@ impl CommandChannel {
     fn send(&self, call: OpenCall, http: &HttpClient) {
         let tag = FIRST_TAG + self.next_tag.get();
         self.next_tag.set(self.next_tag.get() + 1);
-        let (endpoint, body) = match &call {
+        let (method, body) = match &call {
             OpenCall::Report(report, _) => (&REPORT, framed(report)),
             OpenCall::Resolve(kill) => {
                 (&RESOLVE, framed(&ResolveRequest { instance: telemetry::instance().to_owned(), id: kill.id }))
@@ -136,7 +129,7 @@ impl CommandChannel {
         };
         // The response may arrive while the call is being sent.
         self.calls.borrow_mut().insert(tag, call);
-        if let Err(error) = post(http, tag, endpoint, &body) {
+        if let Err(error) = method.call(http, tag, &body) {
             self.on_failure(tag, error.is_unknown_cluster());
         }
     }
@@ -147,13 +140,7 @@ impl CommandChannel {
         if tag == POLL_TAG {
             self.on_poll_response(now, response);
         } else if let Some(response) = response {
-            let call = self.calls.borrow_mut().remove(&tag);
-            let resolved = unframed::<ResolveResponse>(&response.body);
-            match (call, resolved) {
-                (Some(OpenCall::Resolve(kill)), Some(resolved)) => answer(&kill, resolved.into()),
-                (Some(OpenCall::Resolve(kill)), None) => answer(&kill, KillAnswer::Refused(reason(response))),
-                (Some(OpenCall::Report(..)) | None, _) => {}
-            }
+            self.on_call_response(tag, response);
         } else {
             self.on_failure(tag, false);
         }
@@ -171,6 +158,17 @@ impl CommandChannel {
             }
             None if is_unimplemented => self.poll_at.set(now + UNIMPLEMENTED_RETRY_INTERVAL),
             None => self.poll_at.set(now + RETRY_INTERVAL),
+        }
+    }
+
+    fn on_call_response(&self, tag: u64, response: &HttpResponse) {
+        let is_report = matches!(self.calls.borrow().get(&tag), Some(OpenCall::Report(..)));
+        if is_report && unframed::<ReportResponse>(&response.body).is_none() {
+            return self.on_failure(tag, false); // an error of gRPC
+        }
+        if let Some(OpenCall::Resolve(kill)) = self.calls.borrow_mut().remove(&tag) {
+            let resolved = unframed::<ResolveResponse>(&response.body);
+            answer(&kill, resolved.map_or_else(|| KillAnswer::Refused(reason(response)), KillAnswer::from));
         }
     }
 
@@ -201,18 +199,4 @@ fn reason(response: &HttpResponse) -> String {
         }
         (None, _) => UNREACHABLE.to_owned(),
     }
-}
-
-fn post(http: &HttpClient, tag: u64, call: &Call, body: &[u8]) -> Result<(), SendError> {
-    http.post(
-        tag,
-        &HttpRequest {
-            cluster: CONTROL_PLANE_CLUSTER,
-            host: CONTROL_PLANE_CLUSTER,
-            path: &[SERVICE, call.method].concat(),
-            headers: &[("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", call.grpc_timeout)],
-            body,
-            timeout: call.timeout,
-        },
-    )
 }

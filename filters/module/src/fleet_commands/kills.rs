@@ -13,7 +13,7 @@ use crate::worker::WorkerContext;
 /// More KILLs at the same time are refused.
 const MAX_PENDING: usize = 1000;
 
-/// What becomes of a KILL.
+/// How to continue with a held KILL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum KillAnswer {
     /// It passes with its own id.
@@ -70,7 +70,7 @@ pub(crate) fn ask(id: u64) -> Result<Option<Arc<PendingKill>>, String> {
     if wake_main() {
         return Ok(Some(pending));
     }
-    take_unsent(); // nobody will send them
+    take_unsent(); // the main thread will not send them
     Ok(None)
 }
 

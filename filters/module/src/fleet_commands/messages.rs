@@ -109,6 +109,9 @@ pub(crate) struct SessionMessage {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub(crate) struct ReportResponse {}
+
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct ResolveRequest {
     #[prost(string, tag = "1")]
     pub(crate) instance: String,

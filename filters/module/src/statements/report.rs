@@ -4,25 +4,22 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use envoy_abi::extension::{Counter, Metrics};
-use envoy_abi::http_callout::{HttpClient, HttpRequest, HttpResponse};
+use envoy_abi::http_callout::{HttpClient, HttpResponse};
 
 use super::messages::framed;
 use super::outbox::{Answer, Outbox, SendResult};
 use super::rows::RowLimits;
 use super::window;
-use crate::grpc::CONTROL_PLANE_CLUSTER;
+use crate::grpc::{INVALID_ARGUMENT, Method};
 use crate::telemetry;
 
-const PATH: &str = "/tidevoy.statements.v1.StatementReports/Report";
-const HEADERS: [(&str, &str); 3] = [("content-type", "application/grpc"), ("te", "trailers"), ("grpc-timeout", "5S")];
+const REPORT: Method =
+    Method { path: "/tidevoy.statements.v1.StatementReports/Report", timeout: Duration::from_secs(5) };
 /// The tag of the calls.
 pub(crate) const TAG: u64 = 0;
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// Of several failures in a row, only this one is logged. The first ones are usual: a control plane accepts no reports
 /// until it has got the first metrics of this Envoy.
 const LOGGED_FAILURE: u32 = 3;
-/// The code `INVALID_ARGUMENT` of gRPC.
-const INVALID_ARGUMENT: &str = "3";
 /// The control plane accepts messages of at most 4 MiB. This leaves room for the rows without a statement, one a node.
 const MAX_BYTES: usize = 2 << 20;
 
@@ -79,15 +76,7 @@ impl StatementReporter {
         }
         let Some(body) = self.outbox.borrow_mut().next(telemetry::instance()).map(framed) else { return };
         self.is_waiting.set(true);
-        let request = HttpRequest {
-            cluster: CONTROL_PLANE_CLUSTER,
-            host: CONTROL_PLANE_CLUSTER,
-            path: PATH,
-            headers: &HEADERS,
-            body: &body,
-            timeout: TIMEOUT,
-        };
-        if let Err(error) = http.post(TAG, &request)
+        if let Err(error) = REPORT.call(http, TAG, &body)
             && self.is_waiting.get()
         {
             self.on_failure(SendResult::Failed, &error.to_string());
