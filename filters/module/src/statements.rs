@@ -10,6 +10,7 @@ mod outbox;
 pub(crate) mod report;
 mod rows;
 mod session;
+mod shared;
 mod window;
 
 pub(crate) use collector::StatementCollector;

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -10,11 +9,9 @@ use sql_text::Normalizer;
 use statement_rules::{Class, RuleSet};
 
 use super::rows::Statement;
+use super::shared::Shared;
 use super::window::{self, Execution, WorkerWindow};
 use crate::node::SharedNode;
-
-/// Statements and users whose objects are shared. If there are more, those that nobody uses are forgotten.
-const MAX_KNOWN: usize = 5000;
 
 /// A statement that the worker knows.
 #[derive(Debug)]
@@ -59,10 +56,10 @@ pub(crate) struct PreparedStatement {
 pub(crate) struct StatementCollector {
     normalizer: RefCell<Normalizer>,
     /// By normalized text.
-    statements: RefCell<HashMap<Box<[u8]>, Rc<KnownStatement>>>,
+    statements: RefCell<Shared<Rc<KnownStatement>>>,
     /// By text, as the client has sent it.
-    prepared: RefCell<HashMap<Box<[u8]>, Rc<PreparedStatement>>>,
-    users: RefCell<HashSet<Arc<str>>>,
+    prepared: RefCell<Shared<Rc<PreparedStatement>>>,
+    users: RefCell<Shared<Arc<str>>>,
     window: Arc<Mutex<WorkerWindow>>,
 }
 
@@ -70,9 +67,11 @@ impl Default for StatementCollector {
     fn default() -> Self {
         Self {
             normalizer: RefCell::default(),
-            statements: RefCell::default(),
-            prepared: RefCell::default(),
-            users: RefCell::default(),
+            statements: RefCell::new(Shared::new(|known| {
+                Rc::strong_count(known) > 1 || Arc::strong_count(&known.statement) > 1
+            })),
+            prepared: RefCell::new(Shared::new(|prepared| Rc::strong_count(prepared) > 1)),
+            users: RefCell::new(Shared::new(|user| Arc::strong_count(user) > 1)),
             window: window::add_worker(),
         }
     }
@@ -83,24 +82,18 @@ impl StatementCollector {
     pub(crate) fn identify(&self, text: &[u8]) -> Rc<KnownStatement> {
         let mut normalizer = self.normalizer.borrow_mut();
         let normalized = normalizer.normalize(text);
-        let mut known = self.statements.borrow_mut();
-        if let Some(statement) = known.get(normalized) {
-            return Rc::clone(statement);
-        }
-        if known.len() >= MAX_KNOWN {
-            known.retain(|_, known| Rc::strong_count(known) > 1 || Arc::strong_count(&known.statement) > 1);
-        }
-        let statement = KnownStatement::new(normalized);
-        if known.len() < MAX_KNOWN {
-            known.insert(normalized.into(), Rc::clone(&statement));
-        }
-        statement
+        let mut shared = self.statements.borrow_mut();
+        shared.get(normalized).unwrap_or_else(|| {
+            let statement = KnownStatement::new(normalized);
+            shared.add(normalized, &statement);
+            statement
+        })
     }
 
     /// The prepared statement with this text. Sessions that prepare the same text mostly share the object.
     pub(crate) fn prepare(&self, text: &[u8]) -> Rc<PreparedStatement> {
         if let Some(prepared) = self.prepared.borrow().get(text) {
-            return Rc::clone(prepared);
+            return prepared;
         }
         // TiDB ignores empty statements, and refuses more than one.
         let mut statements = sql_text::statements(text);
@@ -110,31 +103,18 @@ impl StatementCollector {
             known: self.identify(&single),
             database: sql_text::used_database(&single).map(Vec::into_boxed_slice),
         });
-        let mut known = self.prepared.borrow_mut();
-        if known.len() >= MAX_KNOWN {
-            known.retain(|_, prepared| Rc::strong_count(prepared) > 1);
-        }
-        if known.len() < MAX_KNOWN {
-            known.insert(text.into(), Rc::clone(&prepared));
-        }
+        self.prepared.borrow_mut().add(text, &prepared);
         prepared
     }
 
     /// The user of this name. Equal users are mostly the same object.
     pub(super) fn user(&self, name: &[u8]) -> Arc<str> {
-        let name = String::from_utf8_lossy(name);
-        let mut known = self.users.borrow_mut();
-        if let Some(user) = known.get(&*name) {
-            return Arc::clone(user);
-        }
-        if known.len() >= MAX_KNOWN {
-            known.retain(|user| Arc::strong_count(user) > 1);
-        }
-        let user = Arc::<str>::from(name);
-        if known.len() < MAX_KNOWN {
-            known.insert(Arc::clone(&user));
-        }
-        user
+        let mut shared = self.users.borrow_mut();
+        shared.get(name).unwrap_or_else(|| {
+            let user = Arc::from(String::from_utf8_lossy(name));
+            shared.add(name, &user);
+            user
+        })
     }
 
     #[cfg(test)]
@@ -156,23 +136,22 @@ impl StatementCollector {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shared::MAX_OBJECTS;
     use super::*;
 
     #[test]
-    fn equal_statements_and_users_are_the_same_object_until_nobody_uses_them() {
+    fn equal_statements_and_users_are_the_same_object_while_somebody_uses_them() {
         let collector = StatementCollector::default();
         let one = collector.identify(b"SELECT 1");
         assert!(Rc::ptr_eq(&one, &collector.identify(b"select  2 -- comment")));
         let prepared = collector.prepare(b"select ?");
         assert!(Rc::ptr_eq(&prepared.known, &one));
         let user = collector.user(b"app");
-        for number in 0..2 * MAX_KNOWN {
+        for number in 0..2 * MAX_OBJECTS {
             collector.identify(format!("select a{number}").as_bytes());
             collector.prepare(format!("select b{number}").as_bytes());
             collector.user(number.to_string().as_bytes());
         }
-        assert!(collector.statements.borrow().len() <= MAX_KNOWN && collector.users.borrow().len() <= MAX_KNOWN);
-        assert!(collector.prepared.borrow().len() <= MAX_KNOWN);
         assert!(Rc::ptr_eq(&one, &collector.identify(b"select 3")));
         assert!(Rc::ptr_eq(&prepared, &collector.prepare(b"select ?")));
         assert!(Arc::ptr_eq(&user, &collector.user(b"app")));
