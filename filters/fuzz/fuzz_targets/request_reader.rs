@@ -53,7 +53,7 @@ struct Seen {
     /// Packets, payload, and the sequence number of the response.
     observed: Vec<(usize, Vec<u8>, Vec<u8>, u8)>,
     held: Vec<(usize, Vec<u8>, Vec<u8>, u8)>,
-    refused: Option<(usize, u8)>,
+    refused: Option<usize>,
     /// What did not pass.
     kept: Vec<u8>,
 }
@@ -85,7 +85,7 @@ fn read<'a>(data: &Range<usize>, pieces: impl IntoIterator<Item = &'a [u8]>, who
             });
             assert!(before.ends_with(rest));
             let taken = before.len() - rest.len();
-            assert!(taken > 0 || matches!(found, Some(Found::Refused(_))), "no progress");
+            assert!(taken > 0 || found == Some(Found::Refused), "no progress");
             match found {
                 None => assert!(rest.is_empty()),
                 Some(Found::Bytes(passing)) => {
@@ -105,7 +105,8 @@ fn read<'a>(data: &Range<usize>, pieces: impl IntoIterator<Item = &'a [u8]>, who
                     seen.held.push((seen.passed.len(), request.to_vec(), payload, request.response_sequence()));
                     seen.passed.extend(&*request); // the decision
                 }
-                Some(Found::Refused(command)) => seen.refused = Some((seen.passed.len(), command)),
+                Some(Found::Refused) => seen.refused = Some(seen.passed.len()),
+                Some(Found::TooLong(_)) => panic!("no input is that long"),
             }
         }
         // Bytes pass as they arrive, but for those of a held request, and those that do not show the command yet.
@@ -113,6 +114,7 @@ fn read<'a>(data: &Range<usize>, pieces: impl IntoIterator<Item = &'a [u8]>, who
         let is_held = whole.held.binary_search_by_key(&passed, |(at, ..)| *at).is_ok() || passed == whole.passed.len();
         assert!(seen.refused.is_some() || fed - passed <= HEADER || is_held, "{} bytes wait", fed - passed);
     }
+    assert!(!reader.has_dropped(), "no input is that long");
     if seen.refused.is_none() {
         let has_partial_request = reader.has_partial_request();
         seen.kept = reader.stop().to_vec();
@@ -138,7 +140,7 @@ fn expected(data: &Range<usize>, bytes: &[u8]) -> Option<Seen> {
         let interest = interest(data, requests, command, header.length);
         requests += 1;
         if interest == Interest::Refuse {
-            seen.refused = Some((at, command));
+            seen.refused = Some(at);
             break;
         }
         let Some((end, payload, last)) = request(rest)? else {

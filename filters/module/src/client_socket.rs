@@ -165,15 +165,15 @@ impl ClientConn {
         if session.try_finish_at_ping(bytes) {
             return ReadStep::Yield;
         }
+        if session.must_end_opaque() {
+            return ReadStep::Close;
+        }
         let joined = session.join_client_bytes(bytes);
         let input = joined.as_deref().unwrap_or(bytes);
         let mut rest = input;
         // The range of `input` to forward, with one write.
         let mut to_forward = 0..0;
         while !rest.is_empty() {
-            if session.evades_rules() {
-                return ReadStep::Close;
-            }
             let found = session.next_request(&mut rest);
             let step = match found {
                 None => self.track(session, &[], false),
@@ -196,12 +196,12 @@ impl ClientConn {
                         self.apply(session, decision, &request, rest, passed)
                     }
                 },
-                Some(Found::Refused(CHANGE_USER)) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
-                Some(Found::Refused(_)) => {
-                    if session.may_answer() {
-                        let _ = self.conn.write_or_queue(&statement_too_long());
-                    }
-                    Err(ReadStep::Close)
+                // Only a change of user is refused by its length.
+                Some(Found::Refused) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
+                Some(Found::TooLong(sequence)) => {
+                    self.conn.forward(&input[to_forward], passed);
+                    to_forward = input.len() - rest.len()..input.len() - rest.len();
+                    self.answer_too_long(session, sequence)
                 }
             };
             if let Err(step) = step {
@@ -229,11 +229,7 @@ impl ClientConn {
                 &changed
             }
             Decision::Reject(why) => return Err(self.reject_command(session, why)),
-            Decision::Answer(answer) if session.may_answer() => {
-                let sent = self.conn.write_or_queue(&answer);
-                session.on_answered();
-                return if sent == Io::Broken { Err(ReadStep::Close) } else { Ok(()) };
-            }
+            Decision::Answer(answer) if session.may_answer() => return self.answer(session, &answer),
             Decision::Answer(answer) => {
                 session.hold_answer(answer);
                 return Err(self.hold(request, rest));
@@ -250,6 +246,22 @@ impl ClientConn {
         self.track_request(session, to_forward)?;
         self.conn.forward(to_forward, passed);
         Ok(())
+    }
+
+    /// Answers a request that is too long to be held. If other responses come first, the session ends: an error would
+    /// have to wait, but its request was dropped.
+    fn answer_too_long(&self, session: &Rc<Session>, sequence: u8) -> Result<(), ReadStep> {
+        if !session.may_answer() {
+            return Err(ReadStep::Close);
+        }
+        self.answer(session, &statement_too_long(sequence))
+    }
+
+    /// Answers a request instead of a node.
+    fn answer(&self, session: &Rc<Session>, packet: &[u8]) -> Result<(), ReadStep> {
+        let sent = self.conn.write_or_queue(packet);
+        session.on_answered();
+        if sent == Io::Broken { Err(ReadStep::Close) } else { Ok(()) }
     }
 
     /// Keeps a request and the bytes that follow it until the session is no longer held.
@@ -273,7 +285,7 @@ impl ClientConn {
             None => ReadStep::Close,
         })?;
         // What the client expects next is not known then, so it gets no error.
-        if session.evades_rules() { Err(ReadStep::Close) } else { Ok(()) }
+        if session.must_end_opaque() { Err(ReadStep::Close) } else { Ok(()) }
     }
 
     /// Answers the client's command with an error, and ends the session.
@@ -387,7 +399,7 @@ impl OffloadedConn for ClientConn {
     }
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
-        let is_held = |session: &Rc<Session>| session.migration.is_client_held() || session.is_request_held();
+        let is_held = |session: &Rc<Session>| session.migration.is_client_held() || session.is_request_waiting();
         if self.session.get().is_some_and(is_held) {
             if self.conn.has_end_event() && self.session.get().is_some_and(|session| session.is_undecided()) {
                 return ReadStep::Close; // nothing of its statement has reached a node

@@ -138,12 +138,9 @@ impl CommandObserver for CommandRecorder<'_> {
         self.commands.statements.on_prepared(statement);
     }
 
-    fn on_transaction_reported(&mut self, is_open: bool) {
-        self.commands.statements.on_transaction_reported(is_open);
-    }
-
-    fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize) {
-        self.commands.statements.on_result_ended(self.collector, &self.node.shared, outcome, size);
+    fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize, is_in_transaction: bool) {
+        let statements = &mut self.commands.statements;
+        statements.on_result_ended(self.collector, &self.node.shared, outcome, size, is_in_transaction);
     }
 
     fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {

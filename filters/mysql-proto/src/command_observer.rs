@@ -51,11 +51,9 @@ pub struct ResultSize {
 pub trait CommandObserver {
     /// The first 5 payload bytes of a command were received, or all if it is shorter.
     fn on_command_started(&mut self, _command: Command) {}
-    /// The node has reported, at the end of a result, whether a transaction is open. [`Self::on_result_ended`] follows.
-    fn on_transaction_reported(&mut self, _is_open: bool) {}
     /// A result of the oldest command is complete. A response has one result for each statement of the command, and an
-    /// error ends it.
-    fn on_result_ended(&mut self, _outcome: CommandOutcome, _size: ResultSize) {}
+    /// error ends it. `is_in_transaction`: whether a transaction is open, as the node has reported last.
+    fn on_result_ended(&mut self, _outcome: CommandOutcome, _size: ResultSize, _is_in_transaction: bool) {}
     /// The node has prepared the statement of the oldest command under this id.
     fn on_prepared(&mut self, _statement: u32) {}
     /// The last byte of the response was received or, for a command without a response, of the command.

@@ -4,12 +4,10 @@ use crate::capability::Capabilities;
 use crate::command::Command;
 use crate::command_observer::{CommandObserver, CommandOutcome, PinReason, ResultSize};
 use crate::pipeline_queue::PipelineQueue;
+use crate::query::{self, LAST_PREPARED};
 use crate::reply;
 use crate::statements::{CURSOR, LONG_DATA, Statements};
 use crate::status;
-
-/// MariaDB: the statement id that stands for the statement prepared last.
-const LAST_PREPARED: u32 = u32::MAX;
 
 /// What the response to a command looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -237,7 +235,7 @@ impl CommandTracker {
             | Command::SendLongData
             | Command::CloseStatement
             | Command::ResetStatement
-            | Command::Fetch => prefix.get(1..).and_then(<[u8]>::first_chunk).map_or(0, |id| u32::from_le_bytes(*id)),
+            | Command::Fetch => query::statement_id(prefix).unwrap_or(0),
             _ => 0,
         };
         self.sending = ClientMessage::Command;
@@ -407,12 +405,15 @@ impl CommandTracker {
     /// A result is complete; more results may follow.
     fn finish_result(&mut self, status: u16, observer: &mut impl CommandObserver) {
         self.status = status;
-        observer.on_transaction_reported(status & status::IN_TRANSACTION != 0);
         let follows = status & status::MORE_RESULTS != 0;
         match self.outstanding.front() {
             Some((command, _)) if follows && response_shape(command) == ResponseShape::Results => {
                 self.phase = ResponsePhase::First;
-                observer.on_result_ended(CommandOutcome::Ok, std::mem::take(&mut self.result));
+                observer.on_result_ended(
+                    CommandOutcome::Ok,
+                    std::mem::take(&mut self.result),
+                    self.is_in_transaction(),
+                );
             }
             _ => self.finish_response(CommandOutcome::Ok, observer),
         }
@@ -427,7 +428,7 @@ impl CommandTracker {
         if outcome == CommandOutcome::Ok {
             self.apply_command(command, statement);
         }
-        observer.on_result_ended(outcome, std::mem::take(&mut self.result));
+        observer.on_result_ended(outcome, std::mem::take(&mut self.result), self.is_in_transaction());
         observer.on_command_ended(command, outcome);
         if command == Command::Shutdown && outcome == CommandOutcome::Ok {
             // TiDB may send a second OK, which could be mistaken for the response to the next command.

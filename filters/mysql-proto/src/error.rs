@@ -1,6 +1,6 @@
 //! Errors with which the proxy itself answers clients; and the error code in a server's ERR packet.
 
-use crate::packet::Header;
+use crate::packet::packets;
 
 /// How many characters of a user name are part of an error text. TiDB allows 32.
 const MAX_USER_CHARACTERS: usize = 32;
@@ -337,13 +337,6 @@ pub fn session_killed() -> Vec<u8> {
     packet(SHUTDOWN, Some("08S01"), TEXT, 1)
 }
 
-/// The ERR packet for a KILL that the module has not passed on. `sequence`: of the response.
-#[must_use]
-pub fn kill_refused(text: &str, sequence: u8) -> Vec<u8> {
-    const UNKNOWN: u16 = 1105;
-    packet(UNKNOWN, Some("HY000"), text, sequence)
-}
-
 /// The ERR packet for a session whose Envoy stops. It answers the client's next command.
 #[must_use]
 pub fn envoy_stopped() -> Vec<u8> {
@@ -396,9 +389,7 @@ fn packet(code: u16, state: Option<&str>, text: &str, sequence: u8) -> Vec<u8> {
         payload.extend(state.as_bytes());
     }
     payload.extend(text.as_bytes());
-    let mut packet = Header { length: payload.len(), sequence }.bytes().to_vec();
-    packet.extend(payload);
-    packet
+    packets(&payload, sequence)
 }
 
 /// The error code in a server's ERR payload; None for any other payload.
@@ -413,6 +404,7 @@ pub fn code(payload: &[u8]) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::Header;
     use std::collections::HashSet;
 
     const DOCUMENT: &str = include_str!("../../../docs/reference/errors.md");

@@ -6,6 +6,9 @@ use crate::command::Command;
 /// hundreds of executions of one statement). Sessions with more runs are not tracked any more.
 pub(crate) const MAX_RUNS: usize = 12;
 
+/// Limit of commands in a run, since observers keep something for each command. A longer run takes several slots.
+const MAX_RUN_COMMANDS: u16 = 4096;
+
 /// Equal commands in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
@@ -55,7 +58,7 @@ impl PipelineQueue {
         if let Some(last) = self.length.checked_sub(1) {
             let slot = self.slot(last);
             let run = &mut self.runs[slot];
-            if run.command == command && run.statement == statement && run.count < u16::MAX {
+            if run.command == command && run.statement == statement && run.count < MAX_RUN_COMMANDS {
                 run.count += 1;
                 return true;
             }
@@ -97,7 +100,7 @@ mod tests {
     #[test]
     fn run_of_equal_commands_takes_one_slot() {
         let mut queue = PipelineQueue::new();
-        for _ in 0..u32::from(u16::MAX) + 1 {
+        for _ in 0..MAX_RUN_COMMANDS + 1 {
             assert!(queue.push(Command::Execute, 7));
         }
         assert_eq!(queue.length, 2);

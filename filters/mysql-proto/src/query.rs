@@ -5,6 +5,13 @@ use std::ops::Range;
 use crate::command::Command;
 use crate::lenenc;
 
+/// MariaDB: the statement id that stands for the statement prepared last.
+pub const LAST_PREPARED: u32 = u32::MAX;
+
+/// What precedes the text of COM_QUERY if there are no attributes, although client and node have agreed on them: the count
+/// 0, and one set of parameters.
+pub const NO_ATTRIBUTES: &[u8] = &[0, 1];
+
 /// Where the text of COM_QUERY or COM_STMT_PREPARE is in the payload. `has_attributes`: client and node have agreed on
 /// query attributes, which precede the text of COM_QUERY. None: another command, or invalid attributes.
 ///
@@ -22,10 +29,11 @@ pub fn text_range(payload: &[u8], has_attributes: bool) -> Option<Range<usize>> 
     Some(start..start + text.strip_suffix(b"\0").unwrap_or(text).len())
 }
 
-/// The text of COM_QUERY or COM_STMT_PREPARE, as [`text_range`] finds it.
+/// The text of COM_QUERY, as far as it was received. `content`: what was received behind the command. None: attributes
+/// precede the text, or not even their number was received.
 #[must_use]
-pub fn statement_text(payload: &[u8], has_attributes: bool) -> Option<&[u8]> {
-    Some(&payload[text_range(payload, has_attributes)?])
+pub fn known_text(content: &[u8], has_attributes: bool) -> Option<&[u8]> {
+    if has_attributes { content.strip_prefix(NO_ATTRIBUTES) } else { Some(content) }
 }
 
 /// The statement id in the payload of a command that names a prepared statement.

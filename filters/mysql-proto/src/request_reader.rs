@@ -16,7 +16,7 @@ pub enum Interest {
     /// Its bytes pass as they arrive, and the whole request is shown when it is complete, unless it is longer than
     /// [`MAX_OBSERVED_BYTES`].
     Observe,
-    /// Its bytes pass only when it is complete. It is refused if it is longer than [`MAX_HELD_BYTES`].
+    /// Its bytes pass only when it is complete, unless it is longer than [`MAX_HELD_BYTES`].
     Hold,
     /// It does not pass.
     Refuse,
@@ -50,14 +50,16 @@ pub enum Found<'a> {
     Observed(&'a [u8], Request<'a>),
     /// A held request; none of its bytes has passed.
     Held(Request<'a>),
-    /// A request with this command does not pass. The reader must not be used after this.
-    Refused(u8),
+    /// A held request that was too long: its bytes are dropped. The sequence number of the response.
+    TooLong(u8),
+    /// A request that does not pass. The reader must not be used after this.
+    Refused,
 }
 
 /// A whole request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Its packets, within the bytes of the last read.
+    /// Its packets, a part of the bytes of the last read.
     Received(&'a [u8]),
     /// Its packets, from several reads.
     Collected(SecretBytes),
@@ -117,10 +119,13 @@ pub struct RequestReader {
 
 #[derive(Debug)]
 struct PartialRequest {
-    command: u8,
     interest: Interest,
     /// The packets so far, if the request is observed or held.
     packets: SecretBytes,
+    /// The request is held, but too long to be kept.
+    is_too_long: bool,
+    /// The sequence number of the present packet.
+    sequence: u8,
     /// Bytes of the present packet that are to come.
     bytes_left: usize,
     /// The present packet has the maximum length, so another packet follows.
@@ -143,6 +148,7 @@ impl PartialRequest {
                 break true;
             }
             let Some(header) = self.header.read(&mut rest) else { break false };
+            self.sequence = header.sequence;
             self.bytes_left = header.length;
             self.is_full = header.length == MAX_PAYLOAD;
         };
@@ -152,9 +158,10 @@ impl PartialRequest {
             self.packets = SecretBytes::default();
         }
         if self.interest == Interest::Hold && self.packets.len() + taken > MAX_HELD_BYTES {
-            self.interest = Interest::Refuse;
+            self.is_too_long = true;
+            self.packets = SecretBytes::default();
         }
-        if matches!(self.interest, Interest::Observe | Interest::Hold) {
+        if matches!(self.interest, Interest::Observe | Interest::Hold) && !self.is_too_long {
             self.packets.extend_from_slice(&bytes[..taken]);
         }
         (taken, is_complete)
@@ -166,6 +173,12 @@ impl RequestReader {
     #[must_use]
     pub fn has_partial_request(&self) -> bool {
         !self.start.is_empty() || self.partial.is_some()
+    }
+
+    /// Whether bytes of the present request were dropped, since it is too long to be held.
+    #[must_use]
+    pub fn has_dropped(&self) -> bool {
+        self.partial.as_ref().is_some_and(|partial| partial.is_too_long)
     }
 
     /// Ends the reading: returns the bytes that did not pass. They precede all later bytes.
@@ -203,11 +216,13 @@ impl RequestReader {
                 let (taken, is_complete) = partial.take(&input[passed..]);
                 passed += taken;
                 *bytes = &input[passed..];
-                if partial.interest == Interest::Refuse {
-                    return Some(Found::Refused(partial.command));
-                }
                 if !is_complete {
                     return (partial.interest != Interest::Hold).then_some(Found::Bytes(input));
+                }
+                if partial.is_too_long {
+                    let response_sequence = partial.sequence.wrapping_add(1);
+                    self.partial = None;
+                    return Some(Found::TooLong(response_sequence));
                 }
                 let request = Request::Collected(std::mem::take(&mut partial.packets));
                 let interest = partial.interest;
@@ -230,7 +245,7 @@ impl RequestReader {
                 }
                 continue;
             }
-            let (Some(Header { length, .. }), Some(&command)) = (header, rest.get(HEADER)) else {
+            let (Some(Header { length, sequence }), Some(&command)) = (header, rest.get(HEADER)) else {
                 self.start.extend_from_slice(rest);
                 *bytes = &[];
                 return (passed > 0).then_some(Found::Bytes(&input[..passed]));
@@ -242,14 +257,15 @@ impl RequestReader {
                 return Some(Found::Bytes(&input[..passed])); // the next call finds the request at the front
             }
             if interest == Interest::Refuse {
-                return Some(Found::Refused(command));
+                return Some(Found::Refused);
             }
             let end = HEADER + length;
             if length == MAX_PAYLOAD || end > rest.len() {
                 self.partial = Some(Box::new(PartialRequest {
-                    command,
                     interest,
                     packets: SecretBytes::default(),
+                    is_too_long: false,
+                    sequence,
                     bytes_left: end,
                     is_full: length == MAX_PAYLOAD,
                     header: HeaderReader::new(),
@@ -320,7 +336,7 @@ mod tests {
                         seen.held.push((request.payload().into_owned(), seen.passed.len()));
                         seen.passed.extend(&*request);
                     }
-                    Some(Found::Refused(command)) => panic!("{command}"),
+                    Some(found @ (Found::TooLong(_) | Found::Refused)) => panic!("{found:?}"),
                 }
             }
         }
@@ -384,16 +400,24 @@ mod tests {
         let mut reader = RequestReader::default();
         let mut rest = &bytes[..];
         assert_eq!(reader.next(&mut rest, true, interest), Some(Found::Bytes(&bytes[..5])));
-        assert_eq!(reader.next(&mut rest, true, interest), Some(Found::Refused(3)));
+        assert_eq!(reader.next(&mut rest, true, interest), Some(Found::Refused));
     }
 
     #[test]
-    fn held_request_that_is_too_long_is_refused() {
-        let bytes = packets(&vec![HELD; MAX_HELD_BYTES]);
+    fn held_request_that_is_too_long_is_dropped() {
+        let bytes = [packets(&vec![HELD; MAX_HELD_BYTES + MAX_PAYLOAD]), packets(b"\x02next")].concat();
         let mut reader = RequestReader::default();
         let (mut one, mut other) = bytes.split_at(MAX_HELD_BYTES);
         assert_eq!(reader.next(&mut one, true, interest), None);
-        assert_eq!(reader.next(&mut other, true, interest), Some(Found::Refused(HELD)));
+        assert!(!reader.has_dropped());
+        let (mut some, mut rest) = other.split_at(1);
+        assert_eq!(reader.next(&mut some, true, interest), None);
+        assert!(reader.has_dropped());
+        assert_eq!(reader.next(&mut rest, true, interest), Some(Found::TooLong(6)));
+        assert!(!reader.has_dropped());
+        assert!(matches!(reader.next(&mut rest, true, interest), Some(Found::Held(_))));
+        other = rest;
+        assert_eq!(other, b"");
     }
 
     #[test]

@@ -13,8 +13,8 @@
 //!   1927, 4031). An exception is TiDB's ERR packet for COM_STMT_SEND_LONG_DATA. If the client has already sent another
 //!   command, that packet counts as its response, and the session is pinned until it is clear which response belongs to
 //!   which command.
-//! * More than 12 runs of equal commands in the pipeline, or anything sent ahead of the end of COM_CHANGE_USER or
-//!   behind a LOAD DATA LOCAL.
+//! * More than 12 runs of equal commands in the pipeline, where a run has at most 4096 commands, or anything sent ahead
+//!   of the end of COM_CHANGE_USER or behind a LOAD DATA LOCAL.
 //! * A response to COM_STMT_PREPARE without definitions (CLIENT_OPTIONAL_RESULTSET_METADATA).
 
 use crate::capability::Capabilities;

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
+from sandbox.tidb_sim.packets import MAX_PACKET_PAYLOAD, Capability, MySqlCommand, frame
 from tests.support.fake_servers import run_fake_server
 from tests.support.module.bootstrap import ModuleConfig
 from tests.support.module.envoy import connect_logged_in, read_to_end, run_envoy, with_timeout
@@ -20,6 +20,7 @@ from tests.support.module.statement_rules import (
     LOAD_DATA,
     QUERY_ATTRIBUTES,
     RecordingNode,
+    Request,
     StatementGenerator,
     attribute_block,
     execute,
@@ -96,8 +97,7 @@ async def test_statement_waits_for_a_place_or_is_refused(tmp_path: Path) -> None
     async with run_switchable(node.handler, tmp_path, {"rules": rules}) as switchable:
         first, second = [await connect_logged_in(switchable.envoy) for _ in range(2)]
         running = asyncio.create_task(first.query("select slow"))
-        while not node.requests:  # noqa: ASYNC110 - the node sends no event
-            await asyncio.sleep(0.01)
+        await with_timeout(node.slow_arrived.wait())
         # The client sends another statement ahead, which stays behind the first one.
         second.writer.write(b"\x0c\0\0\0\x03select slow\x01\0\0\0\x0e")
         third = await connect_logged_in(switchable.envoy)
@@ -221,3 +221,44 @@ async def test_text_with_too_many_statements_is_refused(tmp_path: Path) -> None:
         assert error_of(await with_timeout(client.query("select 1;" * 900))) == 0
         assert error_of(await with_timeout(client.query("select 1;" * 100_000))) == 1153
         assert len(node.requests) == 1
+
+
+async def test_statement_that_is_too_long_is_answered_when_it_is_complete(tmp_path: Path) -> None:
+    node = RecordingNode()
+    async with run_switchable(node.handler, tmp_path, {"rules": [BLOCK_FORBIDDEN]}) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        request = Request(bytes((MySqlCommand.QUERY,)) + b"x" * (70 << 20))
+        client.writer.write(request.packets + frame(0, bytes((MySqlCommand.PING,))))
+        sequence, answer = await with_timeout(client.read_packet())
+        assert (sequence, error_of(answer)) == (request.response_sequence, 1153)
+        assert error_of((await with_timeout(client.read_packet()))[1]) == 0, "the session goes on"
+        assert error_of(await with_timeout(client.query("delete from forbidden_1"))) == BLOCKED
+        assert node.requests == []
+
+
+async def test_rules_without_effect_let_everything_pass(tmp_path: Path) -> None:
+    node = RecordingNode()
+    rules = {"rules": [{**BLOCK_FORBIDDEN, "dry_run": True}, {"name": "log", "log": True}]}
+    async with run_switchable(node.handler, tmp_path, rules) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        for text in ("select 1;" * 2000, "x" * MAX_PACKET_PAYLOAD):
+            assert error_of(await with_timeout(client.query(text))) == 0
+        unknown = execute(7)[1:]
+        assert error_of(await with_timeout(client.send_command(MySqlCommand.STMT_EXECUTE, unknown))) == 0
+        assert len(node.requests) == 3
+
+
+async def test_held_statement_is_answered_before_a_drain_ends_the_session(tmp_path: Path) -> None:
+    node = RecordingNode(gate=asyncio.Event())
+    assert node.gate is not None
+    rules = {"rules": [BLOCK_FORBIDDEN]}
+    async with run_switchable(node.handler, tmp_path, rules) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        texts = (b"select slow", b"delete from forbidden_1")
+        client.writer.write(b"".join(frame(0, bytes((MySqlCommand.QUERY,)) + text) for text in texts))
+        await with_timeout(node.slow_arrived.wait())
+        await switchable.apply({**rules, "drain": True, "end_timeout": 60})
+        await switchable.envoy.wait_for_metrics({("drain_phase",): 2})
+        node.gate.set()
+        assert [error_of((await with_timeout(client.read_packet()))[1]) for _ in texts] == [0, BLOCKED]
+        assert await read_to_end(client) == b""

@@ -10,10 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES
-from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, MySqlCommand, frame, frames, lenenc_bytes, ok
+from sandbox.tidb_sim.packets import (
+    AUTOCOMMIT,
+    MAX_PACKET_PAYLOAD,
+    Capability,
+    MySqlCommand,
+    frame,
+    frames,
+    lenenc_bytes,
+    ok,
+)
 from tests.support.fake_servers import Handler
 from tests.support.module.envoy import accept_login, greeting_packet, with_timeout
 from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until_read
 
 BLOCK_FORBIDDEN = {
     "name": "no-forbidden",
@@ -24,8 +34,8 @@ QUERY_ATTRIBUTES = Capability(1 << 27)
 LAST_PREPARED = 0xFFFF_FFFF
 LOAD_DATA = b"load data local"
 BLOCKED, UNKNOWN_STATEMENT = 1148, 1243
-MAX_PAYLOAD = 0xFF_FFFF
 
+_PAUSES = 0.05  # how often a client pauses between two writes
 _SPACES = (" ", "\t", "\n", "\r\n")
 _COMMENTS = ("/* c */", "/**/", "-- c\n", "#c\n", "/*!40101 */", "/*T![ttl] */", "/*M! c */")
 _EXECUTED = ("/*! {} */", "/*!40101 {} */", "/*T! {} */", "/*T![ttl] {} */")
@@ -38,7 +48,7 @@ async def read_message(client: RawClient) -> tuple[int, bytes]:
     while True:
         sequence, part = await client.read_packet()
         payload += part
-        if len(part) < MAX_PAYLOAD:
+        if len(part) < MAX_PACKET_PAYLOAD:
             return sequence, payload
 
 
@@ -51,6 +61,8 @@ class RecordingNode:
     requests: list[bytes] = field(default_factory=list)
     gate: asyncio.Event | None = None
     """If set, statements that contain `slow` are answered only while this event is set."""
+    slow_arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a statement waits for `gate`."""
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -68,6 +80,7 @@ class RecordingNode:
             if command in {MySqlCommand.QUERY, MySqlCommand.STMT_PREPARE, MySqlCommand.STMT_EXECUTE}:
                 self.requests.append(payload)
             if self.gate is not None and b"slow" in payload:
+                self.slow_arrived.set()
                 await self.gate.wait()
             if payload[1:].startswith(LOAD_DATA):
                 writer.write(frame(sequence + 1, b"\xfbfile"))
@@ -92,7 +105,7 @@ class Request:
 
     @property
     def response_sequence(self) -> int:
-        return len(self.payload) // MAX_PAYLOAD + 1
+        return len(self.payload) // MAX_PACKET_PAYLOAD + 1
 
 
 class StatementGenerator:
@@ -108,12 +121,12 @@ class StatementGenerator:
         self._has_last_prepared = False
 
     def text(self, *, forbidden: bool) -> str:
-        """Return the text of a request; with `forbidden`, one of its statements is."""
+        """Return the text of a request; with `forbidden`, one of its statements is forbidden."""
         statements = self._random.choices(_OTHER_STATEMENTS, k=self._random.choice((0, 0, 0, 1, 2)))
         statements.insert(self._random.randint(0, len(statements)), self._statement(forbidden=forbidden))
         text = self._random.choice((";", "; ", " ;\n")).join(statements) + self._random.choice(("", "", ";"))
         if self._random.random() < self._huge:
-            text += f" /* {'x' * MAX_PAYLOAD} */"
+            text += f" /* {'x' * MAX_PACKET_PAYLOAD} */"
         elif self._random.random() < self._large:
             text += f" -- {'x' * self._random.randint(65_536, 300_000)}"
         return text
@@ -174,6 +187,10 @@ class StatementGenerator:
                 requests.append(Request(bytes((MySqlCommand.PING,))))
         return requests
 
+    def pauses(self) -> bool:
+        """Return whether what a client has sent is read before it sends more."""
+        return self._random.random() < _PAUSES
+
     def pieces(self, data: bytes) -> Iterator[bytes]:
         """Split the bytes as a network may."""
         if self._random.random() < 0.3:
@@ -211,7 +228,8 @@ async def run_round(client: RawClient, generator: StatementGenerator) -> int:
         for piece in generator.pieces(data):
             client.writer.write(piece)
             await client.writer.drain()
-            await asyncio.sleep(0)
+            if generator.pauses():
+                await wait_until_read(client.writer)
 
     async def read() -> None:
         for request in requests:

@@ -115,7 +115,7 @@ impl Session {
     pub(super) fn may_end_now(&self) -> bool {
         self.phase() == SessionPhase::Established
             && self.is_idle()
-            && !self.is_request_held()
+            && !self.has_held_request()
             && !self.has_partial_request()
             && self.migration.driver().is_none()
             && !self.migration.is_probing()
@@ -171,7 +171,7 @@ impl Session {
 
     pub(super) fn check_idle_timeout(&self) {
         let has_idle_timeout = !self.idle_timeout().is_zero();
-        if self.is_request_held() {
+        if self.has_held_request() {
             return self.restart_idle_timeout();
         }
         let check = |traffic: &mut Traffic| {
@@ -235,6 +235,7 @@ impl DeadlineOwner for Session {
     fn on_deadline(self: Rc<Self>) {
         self.kept_states.drop_expired();
         self.release_pin();
+        self.retry_waiting_request();
         if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             self.handle(Event::TimedOut);
         }

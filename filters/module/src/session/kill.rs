@@ -1,13 +1,13 @@
 //! KILL statements and COM_PROCESS_KILL: clients know the connection id of their first node, and the session may be at
-//! another node by now. So these requests are held until the control plane has told which session they mean, and pass
-//! with the present id of that session.
+//! another node by now. So these requests are held until the control plane has answered which session they mean, and
+//! are forwarded with the present id of that session.
 
 use std::rc::Rc;
 
 use mysql_proto::command::Command;
-use mysql_proto::error;
+use mysql_proto::error::answer_packet;
 use mysql_proto::packet::packets;
-use mysql_proto::query::text_range;
+use mysql_proto::query::{NO_ATTRIBUTES, known_text, text_range};
 use mysql_proto::request_reader::{Interest, Request, RequestStart};
 
 use super::Session;
@@ -18,9 +18,8 @@ use crate::fleet_commands::{self, KillAnswer};
 const MAX_KILL_BYTES: usize = 4096;
 /// The payload of COM_PROCESS_KILL: the command, and the id in 4 bytes.
 const PROCESS_KILL_BYTES: usize = 5;
-/// What precedes the text of COM_QUERY if there are no attributes, although client and node have agreed on them: the count
-/// 0, and one set of parameters.
-const NO_ATTRIBUTES: &[u8] = &[0, 1];
+/// ER_UNKNOWN_ERROR, for a KILL that the module does not pass on.
+const UNKNOWN_ERROR: u16 = 1105;
 
 /// What a request kills, and the payload around its id.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,7 +63,7 @@ impl KillRequest {
             KillAnswer::Unchanged if self.is_process_kill => Decision::Change(self.with_id(self.id).into()),
             KillAnswer::Unchanged => Decision::Pass,
             KillAnswer::NodeId(id) => Decision::Change(self.with_id(id.into()).into()),
-            KillAnswer::Refused(why) => Decision::Answer(error::kill_refused(&why, sequence)),
+            KillAnswer::Refused(why) => Decision::Answer(answer_packet(UNKNOWN_ERROR, *b"HY000", &why, sequence)),
         }
     }
 }
@@ -74,11 +73,9 @@ pub(super) fn interest(start: RequestStart<'_>, has_attributes: bool) -> Option<
     let is_kill = match Command::from(start.command) {
         Command::ProcessKill => start.length == PROCESS_KILL_BYTES,
         Command::Query if start.length > MAX_KILL_BYTES => false,
-        Command::Query if has_attributes => match start.content.strip_prefix(NO_ATTRIBUTES) {
-            Some(text) => sql_text::may_begin_with(text, b"kill"),
-            None => true, // attributes, or not even the beginning of the text is known
-        },
-        Command::Query => sql_text::may_begin_with(start.content, b"kill"),
+        Command::Query => {
+            known_text(start.content, has_attributes).is_none_or(|text| sql_text::may_begin_with(text, b"kill"))
+        }
         _ => false,
     };
     is_kill.then_some(Interest::Hold)
@@ -110,7 +107,7 @@ impl Session {
         kill.decide(answer, request.response_sequence())
     }
 
-    /// The control plane has told what becomes of the held KILL.
+    /// Continues with the held KILL as the control plane has answered.
     pub(crate) fn on_kill_answer(&self, answer: KillAnswer) {
         self.requests.set_kill_answer(answer);
         self.continue_waiting_request();

@@ -103,7 +103,7 @@ impl Session {
             node: self.node_name(),
             state: match state {
                 _ if self.is_on_its_way() => "moving",
-                Some(SessionState::Idle) if self.is_request_held() => "busy",
+                Some(SessionState::Idle) if self.has_held_request() => "busy",
                 Some(state) => SessionState::NAMES[state as usize],
                 None => "login",
             }

@@ -19,7 +19,7 @@ use crate::fleet_commands::KillAnswer;
 use crate::rules;
 use crate::statements::{self, ClientConnection};
 
-/// What becomes of a held request.
+/// How to continue with a held request.
 pub(crate) enum Decision {
     Pass,
     /// These packets pass instead.
@@ -43,6 +43,8 @@ pub(super) enum RequestHold {
     Responses,
     /// It waits until it is decided about again.
     Decision,
+    /// It may continue, and is read again next.
+    Resuming,
 }
 
 /// The requests of one session.
@@ -54,8 +56,6 @@ pub(super) struct SessionRequests {
     decision: RefCell<Option<Decision>>,
     /// What the control plane has answered about the held KILL.
     kill_answer: RefCell<Option<KillAnswer>>,
-    /// The held request may continue, but it was not read again yet.
-    is_resuming: Cell<bool>,
 }
 
 impl SessionRequests {
@@ -83,9 +83,10 @@ impl Session {
         Some(kept)
     }
 
-    /// Whether the rules cannot be applied any more, because the module cannot follow the session.
-    pub(crate) fn evades_rules(&self) -> bool {
-        rules::must_enforce() && self.is_opaque()
+    /// Whether the session must end because the module cannot follow it any more: the rules cannot be applied, or a request
+    /// that the reader has dropped cannot be answered.
+    pub(crate) fn must_end_opaque(&self) -> bool {
+        self.is_opaque() && (rules::must_enforce() || self.requests.reader.borrow().has_dropped())
     }
 
     /// Finds the next request in the bytes of the client, which must not be empty. None: all bytes are kept.
@@ -103,13 +104,12 @@ impl Session {
         let interest = |start: RequestStart<'_>| match Command::from(start.command) {
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
             Command::ChangeUser if holds_changes_of_user => identity::interest(start),
-            command if Self::is_judged(command) => Interest::Hold,
-            command => kill::interest(start, has_attributes).unwrap_or_else(|| {
-                if statements.is_observed(command, start.content) { Interest::Observe } else { Interest::None }
-            }),
+            _ if Self::is_judged(start) => Interest::Hold,
+            _ => kill::interest(start, has_attributes)
+                .unwrap_or_else(|| if statements.is_observed(start) { Interest::Observe } else { Interest::None }),
         };
         let found = self.requests.reader.borrow_mut().next(bytes, expects_command, interest);
-        if self.requests.is_resuming.get() && matches!(found, Some(Found::Bytes(_) | Found::Observed(..))) {
+        if self.is_request_resuming() && matches!(found, Some(Found::Bytes(_) | Found::Observed(..))) {
             self.forget_decision(); // the rules that have held the request are gone
         }
         found
@@ -137,7 +137,7 @@ impl Session {
     }
 
     fn decide_by_command(self: &Rc<Self>, request: &Request<'_>) -> Decision {
-        self.requests.is_resuming.set(false);
+        self.requests.hold.set(RequestHold::None);
         if let Some(decision) = self.requests.decision.take() {
             return decision;
         }
@@ -173,7 +173,7 @@ impl Session {
 
     /// The held request passes without a decision.
     fn forget_decision(&self) {
-        self.requests.is_resuming.set(false);
+        self.requests.hold.set(RequestHold::None);
         self.requests.decision.take();
         self.stop_waiting_for_limit();
         self.release_permit();
@@ -222,8 +222,13 @@ impl Session {
         }
     }
 
-    /// Whether the client's next request is held, so that nothing is read from the client.
-    pub(crate) fn is_request_held(&self) -> bool {
+    /// Whether the client's next request waits, so that nothing is read from the client.
+    pub(crate) fn is_request_waiting(&self) -> bool {
+        matches!(self.requests.hold.get(), RequestHold::Responses | RequestHold::Decision)
+    }
+
+    /// Whether the module has a request that it has neither passed on nor answered.
+    pub(super) fn has_held_request(&self) -> bool {
         self.requests.hold.get() != RequestHold::None
     }
 
@@ -237,16 +242,16 @@ impl Session {
     /// Ends the hold of the client's next request. If the client is held for another reason, too, the request is read
     /// when that reason has ended.
     pub(super) fn resume_request(&self) {
-        self.requests.hold.set(RequestHold::None);
-        self.requests.is_resuming.set(true);
+        self.requests.hold.set(RequestHold::Resuming);
         if !self.migration.is_client_held() {
             self.client.read_again();
         }
     }
 
-    /// Whether a request that was held is to be read again. The kernel does not report it, since it was received.
+    /// Whether the session must read a request again that it has held. Its bytes were received before, so no event of the
+    /// socket announces them.
     pub(super) fn is_request_resuming(&self) -> bool {
-        self.requests.is_resuming.get()
+        self.requests.hold.get() == RequestHold::Resuming
     }
 
     /// Observes executions or not, as the control plane wants.

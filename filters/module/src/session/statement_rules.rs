@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::iter;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use mysql_proto::command::Command;
 use mysql_proto::error::answer_packet;
-use mysql_proto::packet::packets;
-use mysql_proto::request_reader::{MAX_HELD_BYTES, Request};
+use mysql_proto::packet::{MAX_PAYLOAD, packets};
+use mysql_proto::request_reader::{MAX_HELD_BYTES, Request, RequestStart};
 use sql_text::Digest;
 use statement_rules::{
     Answer, Class, CommandKind, Exceeded, LimitKey, Outcome, Permit, RuleSet, StatementInfo, Verdict,
@@ -18,8 +18,7 @@ use statement_rules::{
 use super::requests::Decision;
 use super::{Session, traffic::Traffic};
 use crate::clock;
-use crate::deadlines::{Deadline, DeadlineOwner};
-use crate::panics::CloseAfterPanic;
+use crate::deadlines::Deadline;
 use crate::rules::{self, ActiveRules};
 use crate::statements::{MAX_STATEMENTS, SessionStatements, StatementCollector};
 
@@ -28,7 +27,8 @@ use crate::statements::{MAX_STATEMENTS, SessionStatements, StatementCollector};
 const FIRST_RETRY: Duration = Duration::from_millis(10);
 const LONGEST_RETRY: Duration = Duration::from_millis(200);
 
-/// The errors of MySQL for an unknown prepared statement, a malformed packet, and a packet that is too long.
+/// The errors of MySQL for an unknown prepared statement, a malformed packet, and a packet that is too long. Their state is
+/// HY000, since connection pools take 08S01 for a lost connection.
 const UNKNOWN_STATEMENT: u16 = 1243;
 const MALFORMED_PACKET: u16 = 1835;
 const PACKET_TOO_LONG: u16 = 1153;
@@ -40,46 +40,31 @@ pub(super) struct SessionRules {
     permit: RefCell<Option<Permit>>,
     /// The rules want the request that is about to pass in the log.
     must_log: Cell<bool>,
-    /// Since when the next request waits for a limit.
-    waiting_since: Cell<Option<Instant>>,
-    retry: RefCell<Option<Retry>>,
+    /// None: the next request does not wait for a limit.
+    wait: RefCell<Option<LimitWait>>,
 }
 
-/// Tries a waiting request again.
-struct Retry {
-    _deadline: Deadline,
-    _owner: Rc<RetryOwner>,
-}
-
-struct RetryOwner(Weak<Session>);
-
-impl DeadlineOwner for RetryOwner {
-    fn on_deadline(self: Rc<Self>) {
-        if let Some(session) = self.0.upgrade() {
-            session.continue_waiting_request();
-        }
-    }
-}
-
-impl CloseAfterPanic for RetryOwner {
-    fn close_after_panic(&self) {
-        if let Some(session) = self.0.upgrade() {
-            session.close_after_panic();
-        }
-    }
+/// A request waits for a limit.
+struct LimitWait {
+    since: Instant,
+    /// When it is tried again.
+    retry: Deadline,
 }
 
 impl Session {
-    /// Whether the rules have to see a command.
-    pub(super) fn is_judged(command: Command) -> bool {
-        matches!(command, Command::Query | Command::Prepare | Command::Execute | Command::BulkExecute) && rules::is_on()
+    /// Whether the rules have to see a request. Those that only count and log do not hold very long ones.
+    pub(super) fn is_judged(start: RequestStart<'_>) -> bool {
+        let command = Command::from(start.command);
+        matches!(command, Command::Query | Command::Prepare | Command::Execute | Command::BulkExecute)
+            && rules::is_on()
+            && (start.length < MAX_PAYLOAD || rules::must_enforce())
     }
 
     /// What the rules say about a request.
     pub(super) fn judge(self: &Rc<Self>, request: &Request<'_>) -> Decision {
         let decision = self.apply_rules(request);
         if !matches!(decision, Decision::Wait | Decision::WaitForResponses) {
-            self.rules.waiting_since.set(None);
+            self.stop_waiting_for_limit();
         }
         decision
     }
@@ -95,10 +80,11 @@ impl Session {
             }
             match self.verdict(&active, traffic, &payload) {
                 Ok(verdict) => verdict,
-                Err(answer) => return refuse(request, &answer),
+                Err(answer) if rules::must_enforce() => return refuse(request, &answer),
+                Err(_) => return Decision::Pass,
             }
         };
-        let is_first_try = self.rules.waiting_since.get().is_none();
+        let is_first_try = self.rules.wait.borrow().is_none();
         if is_first_try {
             active.count(&verdict.hits);
         }
@@ -122,6 +108,9 @@ impl Session {
     }
 
     /// The verdict, and where the text begins in the payload.
+    ///
+    /// # Errors
+    /// The rules cannot judge the request.
     fn verdict(&self, active: &ActiveRules, traffic: &Traffic, payload: &[u8]) -> Result<(Verdict, usize), Answer> {
         let (rules, collector) = (&active.rules, &self.worker.statements);
         let statements = &traffic.commands.statements;
@@ -130,9 +119,7 @@ impl Session {
             Command::Query => CommandKind::Query,
             Command::Prepare => CommandKind::Prepare,
             _ => {
-                let Some(prepared) = statements.prepared(payload) else {
-                    return if rules::must_enforce() { Err(unknown_statement()) } else { Ok(Default::default()) };
-                };
+                let prepared = statements.prepared(payload).ok_or_else(unknown_statement)?;
                 let class = prepared.known.class(rules);
                 let digest = &prepared.known.statement.digest;
                 let info = StatementInfo { text: &prepared.text, digest, class: &class };
@@ -193,30 +180,29 @@ impl Session {
                 Ok(())
             }
             Err(Exceeded { answer, retry_after, wait, .. }) => {
-                let since = self.rules.waiting_since.get().unwrap_or_else(Instant::now);
+                let since = self.rules.wait.borrow().as_ref().map_or_else(Instant::now, |wait| wait.since);
                 let left = wait.saturating_sub(since.elapsed());
                 if left.is_zero() {
                     return Err(refuse(request, &answer));
                 }
-                self.rules.waiting_since.set(Some(since));
-                let retry = (since.elapsed() / 4).clamp(FIRST_RETRY, LONGEST_RETRY);
-                self.retry_after(retry_after.unwrap_or(retry).min(left));
+                let after = retry_after.unwrap_or((since.elapsed() / 4).clamp(FIRST_RETRY, LONGEST_RETRY)).min(left);
+                let retry = Deadline::new(&self.worker.deadlines, after, &Rc::downgrade(self));
+                self.rules.wait.replace(Some(LimitWait { since, retry }));
                 Err(Decision::Wait)
             }
         }
     }
 
-    fn retry_after(self: &Rc<Self>, time: Duration) {
-        let owner = Rc::new(RetryOwner(Rc::downgrade(self)));
-        let weak = Rc::downgrade(&owner);
-        let deadline = Deadline::new(&self.worker.deadlines, time, &weak);
-        self.rules.retry.replace(Some(Retry { _deadline: deadline, _owner: owner }));
+    /// Tries the request again that waits for a limit, if it is time to.
+    pub(super) fn retry_waiting_request(&self) {
+        if self.rules.wait.borrow().as_ref().is_some_and(|wait| wait.retry.has_passed()) {
+            self.continue_waiting_request();
+        }
     }
 
-    /// Whether the rules want the request that passes now in the log.
     /// The request no longer waits.
     pub(super) fn stop_waiting_for_limit(&self) {
-        self.rules.waiting_since.set(None);
+        self.rules.wait.take();
     }
 
     /// The request is not forwarded.
@@ -225,6 +211,7 @@ impl Session {
         self.rules.must_log.set(false);
     }
 
+    /// Whether the rules put the request that is forwarded now into the statement log.
     pub(super) fn take_must_log(&self) -> bool {
         self.rules.must_log.take()
     }
@@ -235,13 +222,13 @@ impl Session {
     }
 }
 
-/// The error before the session ends because of a statement that cannot be held.
-pub(crate) fn statement_too_long() -> Vec<u8> {
+/// The error for a statement that is too long to be held.
+pub(crate) fn statement_too_long(sequence: u8) -> Vec<u8> {
     let text = format!(
         "Tidevoy: while rules for statements are in force, a statement may have up to {} MiB (operator: tidevoy rules)",
         MAX_HELD_BYTES / 1024 / 1024
     );
-    answer_packet(PACKET_TOO_LONG, *b"08S01", &text, 1)
+    answer_packet(PACKET_TOO_LONG, *b"HY000", &text, sequence)
 }
 
 /// A statement that the rules judge.
@@ -282,7 +269,7 @@ fn too_many_statements() -> Answer {
         "Tidevoy: while rules for statements are in force, a text may have up to {MAX_STATEMENTS} statements (operator: \
          tidevoy rules)"
     );
-    Answer { code: PACKET_TOO_LONG, state: *b"08S01", message }
+    Answer { code: PACKET_TOO_LONG, state: *b"HY000", message }
 }
 
 fn invalid_attributes() -> Answer {

@@ -57,7 +57,7 @@ impl Traffic {
         }
         Self {
             tracker,
-            commands: Commands::new(SessionStatements::new(capabilities.has(Capabilities::QUERY_ATTRIBUTES), database)),
+            commands: Commands::new(SessionStatements::new(capabilities, database)),
             token_plugin_scan: TokenPluginScan::default(),
             ping_reply: PingReply::default(),
             established_at: Instant::now(),
@@ -100,6 +100,9 @@ impl Traffic {
         step: impl FnOnce(&mut Tracker, &mut CommandRecorder<'_>) -> T,
     ) -> T {
         let result = step(&mut self.tracker, &mut self.commands.recorder(&assigned.node, collector));
+        if self.tracker.state() == TrackerState::Opaque {
+            self.commands.statements.forget(); // the ends of the commands will not be seen
+        }
         self.count_at(assigned);
         result
     }

@@ -62,7 +62,7 @@ impl Statement {
 
     /// The digest as TiDB shows it.
     pub(crate) fn digest_text(&self) -> String {
-        self.digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        sql_text::hexadecimal(&self.digest)
     }
 }
 

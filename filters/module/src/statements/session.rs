@@ -11,9 +11,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use mysql_proto::capability::Capabilities;
 use mysql_proto::command::Command;
-use mysql_proto::query::{statement_id, text_range};
-use mysql_proto::request_reader::Request;
+use mysql_proto::query::{LAST_PREPARED, known_text, statement_id, text_range};
+use mysql_proto::request_reader::{Request, RequestStart};
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
 use statement_rules::Permit;
 
@@ -23,9 +24,6 @@ use super::window::Execution;
 use crate::node::SharedNode;
 use crate::statement_log::{self, SentText, StatementRecord};
 use running::{Content, KeptText, Run, RunningCommand};
-
-/// MariaDB: the statement id that stands for the statement prepared last.
-const LAST_PREPARED: u32 = u32::MAX;
 
 /// Executions of other prepared statements count as unknown statements, and rules refuse them.
 const MAX_PREPARED: usize = 65_536;
@@ -39,6 +37,9 @@ pub(crate) const MAX_STATEMENTS: usize = 1000;
 pub(crate) struct SessionStatements {
     /// Client and node have agreed on query attributes.
     has_attributes: bool,
+    /// The client may send several statements in one text. Otherwise a node refuses them, unless TiDB's
+    /// `tidb_multi_statement_mode` is set.
+    may_send_several: bool,
     /// The commands without a complete response, oldest first.
     commands: VecDeque<RunningCommand>,
     prepared: HashMap<u32, Rc<PreparedStatement>>,
@@ -53,9 +54,8 @@ pub(crate) struct SessionStatements {
     node_connection_id: Option<u32>,
     /// How often the session has migrated.
     moves: u32,
-    /// Whether a transaction is open according to the last result, and according to the one before.
+    /// Whether a transaction was open at the end of the last result.
     is_in_transaction: bool,
-    was_in_transaction: bool,
     /// None: executions are not observed.
     client: Option<Box<Client>>,
 }
@@ -74,9 +74,10 @@ struct Client {
 }
 
 impl SessionStatements {
-    pub(crate) fn new(has_attributes: bool, database: &[u8]) -> Self {
+    pub(crate) fn new(capabilities: Capabilities, database: &[u8]) -> Self {
         Self {
-            has_attributes,
+            has_attributes: capabilities.has(Capabilities::QUERY_ATTRIBUTES),
+            may_send_several: capabilities.has(Capabilities::MULTI_STATEMENTS),
             commands: VecDeque::new(),
             prepared: HashMap::new(),
             is_last_refused: false,
@@ -85,7 +86,6 @@ impl SessionStatements {
             node_connection_id: None,
             moves: 0,
             is_in_transaction: false,
-            was_in_transaction: false,
             client: None,
         }
     }
@@ -117,6 +117,12 @@ impl SessionStatements {
         self.client = None;
     }
 
+    /// Forgets all commands and prepared statements, since the session cannot be followed any more.
+    pub(crate) fn forget(&mut self) {
+        self.commands.clear();
+        self.prepared.clear();
+    }
+
     pub(crate) fn set_node_connection_id(&mut self, id: Option<u32>) {
         self.node_connection_id = id;
     }
@@ -127,14 +133,9 @@ impl SessionStatements {
         self.node_connection_id = node_connection_id;
     }
 
-    /// The node has reported with a result whether a transaction is open.
-    pub(crate) fn on_transaction_reported(&mut self, is_open: bool) {
-        self.is_in_transaction = is_open;
-    }
-
-    /// Whether [`Self::on_request`] has to see a command. `start`: its first bytes.
-    pub(crate) fn is_observed(&self, command: Command, start: &[u8]) -> bool {
-        match command {
+    /// Whether [`Self::on_request`] has to see a request.
+    pub(crate) fn is_observed(&self, start: RequestStart<'_>) -> bool {
+        match Command::from(start.command) {
             Command::Prepare | Command::CloseStatement | Command::InitDb => true,
             Command::Query => self.is_collecting() || self.may_use_database(start),
             Command::Execute | Command::BulkExecute => self.is_collecting(),
@@ -142,13 +143,20 @@ impl SessionStatements {
         }
     }
 
-    fn may_use_database(&self, start: &[u8]) -> bool {
-        self.has_attributes || sql_text::may_begin_with(start, b"use")
+    /// Whether one of the statements of a COM_QUERY may be a `USE`.
+    fn may_use_database(&self, start: RequestStart<'_>) -> bool {
+        let Some(text) = known_text(start.content, self.has_attributes) else { return true };
+        let is_whole = 1 + start.content.len() == start.length;
+        sql_text::may_begin_with(text, b"use") || text.contains(&b';') || (self.may_send_several && !is_whole)
     }
 
     pub(crate) fn on_command_started(&mut self, command: Command) {
         let content = match command {
             Command::Query | Command::Execute | Command::BulkExecute => Content::runs(Vec::new().into_iter()),
+            Command::SetOption => {
+                self.may_send_several = true; // turned on, or off: then some texts are read in vain
+                Content::Other
+            }
             _ => Content::Other,
         };
         let since = self.is_collecting().then(Instant::now);
@@ -241,8 +249,9 @@ impl SessionStatements {
                 Content::runs(runs.collect::<Vec<_>>().into_iter())
             }
             Command::Prepare => {
+                let Some(range) = self.text_range(&payload) else { return };
                 self.is_last_refused = false;
-                Content::Prepares(collector.prepare(&payload[1..]))
+                Content::Prepares(collector.prepare(&payload[range]))
             }
             Command::InitDb => Content::Selects(selected_database(&payload[1..])),
             Command::Execute | Command::BulkExecute => {
@@ -278,16 +287,17 @@ impl SessionStatements {
         }
     }
 
-    /// A result of the oldest command is complete.
+    /// A result of the oldest command is complete. `is_in_transaction`: whether a transaction is open now.
     pub(crate) fn on_result_ended(
         &mut self,
         collector: &StatementCollector,
         node: &Arc<SharedNode>,
         outcome: CommandOutcome,
         size: ResultSize,
+        is_in_transaction: bool,
     ) {
-        self.observe_result(collector, node, outcome, size);
-        self.was_in_transaction = self.is_in_transaction;
+        let was_in_transaction = std::mem::replace(&mut self.is_in_transaction, is_in_transaction);
+        self.observe_result(collector, node, outcome, size, was_in_transaction || is_in_transaction);
         let Some(RunningCommand { content: Content::Runs(run, others), .. }) = self.commands.front_mut() else {
             return;
         };
@@ -308,6 +318,7 @@ impl SessionStatements {
         node: &Arc<SharedNode>,
         outcome: CommandOutcome,
         size: ResultSize,
+        is_in_transaction: bool,
     ) {
         let (Some(oldest), Some(client)) = (self.commands.front_mut(), &self.client) else { return };
         let Some(since) = oldest.since else { return };
@@ -340,7 +351,7 @@ impl SessionStatements {
                 connection_id: client.connection.id,
                 node_connection_id: self.node_connection_id,
                 moves: self.moves,
-                is_in_transaction: self.was_in_transaction || self.is_in_transaction,
+                is_in_transaction,
                 rows: execution.rows,
                 request_bytes: execution.request_bytes,
                 response_bytes: execution.response_bytes,

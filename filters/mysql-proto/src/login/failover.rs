@@ -11,7 +11,7 @@ use crate::capability::Capabilities;
 use crate::error;
 use crate::greeting::Greeting;
 use crate::handshake_response::{self, HandshakeResponse};
-use crate::packet::{HEADER, Header};
+use crate::packet::{HEADER, Header, packets};
 
 /// ER_CON_COUNT_ERROR: the server is full.
 pub const TOO_MANY_CONNECTIONS: u16 = 1040;
@@ -82,8 +82,7 @@ impl LoginAttempt {
     }
 
     fn login(&self) -> Vec<u8> {
-        let header = Header { length: self.response.len(), sequence: if self.ssl_request.is_some() { 2 } else { 1 } };
-        [&header.bytes()[..], &self.response].concat()
+        packets(&self.response, if self.ssl_request.is_some() { 2 } else { 1 })
     }
 
     fn on_greeting(&mut self) -> FailoverAction {

@@ -1,4 +1,4 @@
-//! The commands of a session that have no complete response, and their statements.
+//! The commands of a session whose responses are not complete, and their statements.
 
 use std::borrow::Cow;
 use std::rc::Rc;

@@ -5,6 +5,8 @@ use mysql_proto::tracker::{CommandObserver, Tracker};
 
 use super::*;
 
+const CAPABILITIES: Capabilities =
+    Capabilities::PROTOCOL_41.with(Capabilities::DEPRECATE_EOF).with(Capabilities::MULTI_STATEMENTS);
 const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
 const OK_AND_MORE: &[u8] = &[0, 0, 0, 0x0a, 0, 0, 0];
 const ERROR: &[u8] = b"\xff\x28\x04#42000no";
@@ -33,12 +35,8 @@ impl CommandObserver for Observer<'_> {
         self.statements.on_prepared(statement);
     }
 
-    fn on_transaction_reported(&mut self, is_open: bool) {
-        self.statements.on_transaction_reported(is_open);
-    }
-
-    fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize) {
-        self.statements.on_result_ended(self.collector, self.node, outcome, size);
+    fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize, is_in_transaction: bool) {
+        self.statements.on_result_ended(self.collector, self.node, outcome, size, is_in_transaction);
     }
 
     fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
@@ -54,12 +52,12 @@ impl Session {
     fn new() -> Self {
         crate::statements::IS_ON.store(true, std::sync::atomic::Ordering::Relaxed);
         let collector = StatementCollector::default();
-        let mut statements = SessionStatements::new(false, b"first");
+        let mut statements = SessionStatements::new(CAPABILITIES, b"first");
         statements.collect(&collector, b"app", ClientConnection::default());
         Self {
             node: Arc::new(SharedNode::default()),
             reader: RequestReader::default(),
-            tracker: Tracker::new(Capabilities::PROTOCOL_41.with(Capabilities::DEPRECATE_EOF)),
+            tracker: Tracker::new(CAPABILITIES),
             statements,
             collector,
         }
@@ -75,8 +73,7 @@ impl Session {
         while !rest.is_empty() {
             let statements = &self.statements;
             let interest = |start: RequestStart<'_>| {
-                let is_observed = statements.is_observed(Command::from(start.command), start.content);
-                if is_observed { Interest::Observe } else { Interest::None }
+                if statements.is_observed(start) { Interest::Observe } else { Interest::None }
             };
             let (passed, request) = match self.reader.next(&mut rest, true, interest) {
                 Some(Found::Bytes(bytes)) => (bytes, None),
@@ -230,14 +227,30 @@ fn database_is_known_also_without_statistics() {
         (0x03, b"use none", &[ERROR], b"third"),
         (0x03, b"/* c */ use a; use b; use c", &[OK_AND_MORE, OK_AND_MORE, ERROR], b"b"),
         (0x03, b"select 1", &[OK], b"b"),
+        (0x03, b"select 1; use fourth", &[OK_AND_MORE, OK], b"fourth"),
     ] {
         session.send(command, content);
         session.answer(answers);
         assert_eq!(&*session.statements.database, expected);
     }
+    let bytes = packet(0, b"\x03select 1; use fifth");
+    let (one, other) = bytes.split_at(12);
+    session.receive_from_client(one);
+    session.receive_from_client(other);
+    session.answer(&[OK_AND_MORE, OK]);
+    assert_eq!(&*session.statements.database, b"fifth");
     session.statements.on_user_changed(&session.collector, b"other", b"");
     assert_eq!(&*session.statements.database, b"");
     assert_eq!(session.seen(), []);
+}
+
+#[test]
+fn zero_byte_behind_a_text_is_no_part_of_it() {
+    let mut session = Session::new();
+    session.send(0x16, b"select a\0");
+    session.answer(&[&[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]);
+    let prepared = session.statements.prepared(b"\x17\x01\0\0\0").expect("the statement");
+    assert_eq!(&*prepared.text, b"select a");
 }
 
 #[test]
@@ -266,7 +279,6 @@ fn open_transaction_is_known_from_results() {
     ] {
         session.send(0x03, text);
         session.answer(&[answer]);
-        let statements = &session.statements;
-        assert_eq!((statements.is_in_transaction, statements.was_in_transaction), (expected, expected));
+        assert_eq!(session.statements.is_in_transaction, expected);
     }
 }
