@@ -27,6 +27,8 @@ pub mod query;
 mod reply;
 pub mod request_reader;
 pub mod secret;
+#[cfg(test)]
+mod splitting;
 mod statements;
 pub mod status;
 pub mod tracker;

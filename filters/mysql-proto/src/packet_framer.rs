@@ -151,6 +151,7 @@ pub(crate) fn skip_rows(mut bytes: &[u8]) -> (&[u8], u64, Option<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::splitting::split;
     use proptest::prelude::*;
 
     type MessageBoundary = (Vec<u8>, usize, bool);
@@ -244,21 +245,11 @@ mod tests {
         #[test]
         fn framing_does_not_depend_on_how_bytes_are_split(
             payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
-            cuts in prop::collection::vec(1..50_usize, 1..200),
+            lengths in prop::collection::vec(1..50_usize, 1..200),
         ) {
             let bytes = payloads.iter().flat_map(|payload| message(payload)).collect::<Vec<_>>();
-            let mut pieces = Vec::new();
-            let mut rest = &bytes[..];
-            for cut in cuts.iter().cycle() {
-                if rest.is_empty() {
-                    break;
-                }
-                let (piece, after) = rest.split_at(rest.len().min(*cut));
-                pieces.push(piece);
-                rest = after;
-            }
             let mut framer = PacketFramer::new();
-            prop_assert_eq!(frame(&mut framer, pieces), expected(&payloads));
+            prop_assert_eq!(frame(&mut framer, split(&bytes, &lengths)), expected(&payloads));
             prop_assert!(framer.is_between_messages());
         }
     }

@@ -289,6 +289,7 @@ impl RequestReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::splitting::split;
     use proptest::prelude::*;
 
     const OBSERVED: u8 = 1;
@@ -438,21 +439,11 @@ mod tests {
                 prop::collection::vec(0..3_u8, 0..40),
                 0..20
             ),
-            cuts in prop::collection::vec(1..50_usize, 1..200),
+            lengths in prop::collection::vec(1..50_usize, 1..200),
         ) {
             let bytes = payloads.iter().flat_map(|payload| packets(payload)).collect::<Vec<_>>();
-            let mut pieces = Vec::new();
-            let mut rest = &bytes[..];
-            for cut in cuts.iter().cycle() {
-                if rest.is_empty() {
-                    break;
-                }
-                let (piece, after) = rest.split_at(rest.len().min(*cut));
-                pieces.push(piece);
-                rest = after;
-            }
             let mut reader = RequestReader::default();
-            prop_assert_eq!(read(&mut reader, pieces), expected(&payloads));
+            prop_assert_eq!(read(&mut reader, split(&bytes, &lengths)), expected(&payloads));
             prop_assert_eq!(reader.stop(), b"");
         }
     }
