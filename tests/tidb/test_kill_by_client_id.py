@@ -10,8 +10,9 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,16 @@ from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from sandbox.tidb_sim.greeting import parse_greeting
+from sandbox.tidb_sim.packets import MySqlCommand, frames
 from tests.support.e2e.cluster import run_another_envoy
 from tests.support.module.bootstrap import require_module
 from tests.support.soak import SOAK
 from tests.support.tidb.ctrl_c import CtrlCClients, QueryKillLog, RunningStatements
+from tests.support.tidb.kill_victims import WatchedSession
+from tests.support.tidb.node_operations import start_drain
 from tests.support.tidb.sessions import (
     Connection,
+    close_if_open,
     connect,
     connect_directly,
     query_rows,
@@ -42,21 +47,24 @@ SESSIONS = 500 if SOAK else 60
 BYSTANDERS = 20
 _SETTINGS = {"rebalance": {"enabled": False}}
 _SIGNIFICANCE = 0.001
-_MOVE_INTERVAL_SECONDS = 0.4
+_MAX_DRAIN_SECONDS = 0.4
+_MAX_CONNECTIONS = 50
+_END_SECONDS = 0.5
+"""Upper bound for the end of a killed session; it takes milliseconds."""
 _ACCESS_DENIED = {1094, 1095, 1227}
 pytestmark = pytest.mark.timeout(900 if SOAK else 180)
 
 
-@dataclass
-class KilledSession:
-    client: RawClient
+@dataclass(eq=False)
+class ClientSession(WatchedSession):
     id: int
     """Connection id of the handshake."""
-    end: asyncio.Task[None] | None = None
 
-    @property
-    def has_ended(self) -> bool:
-        return self.end is not None and self.end.done()
+    async def ends(self) -> bool:
+        """Return whether the session ends soon."""
+        assert self.end is not None
+        ended, _ = await asyncio.wait({self.end}, timeout=_END_SECONDS)
+        return bool(ended)
 
 
 class Fleet:
@@ -78,39 +86,26 @@ class Fleet:
         sessions: list[dict[str, Any]] = answer["sessions"]
         return sessions
 
-    async def open_sessions(self, port: int, count: int) -> list[KilledSession]:
-        return [await self._open_session(port) for _ in range(count)]
-
-    async def _open_session(self, port: int) -> KilledSession:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        self._exit_stack.callback(writer.transport.abort)
-        client = RawClient(reader, writer)
-        _, greeting = await client.read_packet()
-        assert (await client.send_login())[0] == 0
-        # KILL of a session that has run nothing fails in TiDB v8.5.3: "invalid memory address" (1105).
-        assert (await client.query("do 1"))[0] == 0
-        session = KilledSession(client, parse_greeting(greeting).connection_id)
-        session.end = asyncio.create_task(_read_until_end(client))
-        self._exit_stack.callback(session.end.cancel)
-        return session
+    async def open_sessions(self, port: int, count: int) -> list[ClientSession]:
+        return [await self._exit_stack.enter_async_context(open_session(port)) for _ in range(count)]
 
     def connect(self, port: int, **options: Any) -> Connection:
         connection = connect(port, **options)
-        self._exit_stack.callback(close, connection)
+        self._exit_stack.callback(close_if_open, connection)
         return connection
-
-    async def drain(self, node: Tidb) -> None:
-        (await self.stack.api.post(f"/v1/nodes/{node.address}/drain")).raise_for_status()
 
     async def undrain(self, node: Tidb) -> None:
         (await self.stack.api.post(f"/v1/nodes/{node.address}/undrain")).raise_for_status()
+
+    async def _is_drained(self, node: Tidb) -> bool:
+        return (await self.stack.states()).get(node.address) == "drained"
 
     async def move_all(self, count: int) -> None:
         """Move all sessions to the last node, and then away from it. `count` sessions must have moved."""
         *first, last = self.nodes
         for nodes in (first, [last]):
             for node in nodes:
-                await self.drain(node)
+                await start_drain(self.stack, node)
             addresses = {node.address for node in nodes}
 
             async def are_empty(addresses: set[str] = addresses) -> bool:
@@ -128,8 +123,10 @@ class Fleet:
         async def move() -> None:
             while True:
                 for node in self.nodes:
-                    await self.drain(node)
-                    await asyncio.sleep(_MOVE_INTERVAL_SECONDS)
+                    await start_drain(self.stack, node)
+                    # Sessions that a KILL has found stay for 3 s.
+                    with suppress(TimeoutError):
+                        await wait_until(partial(self._is_drained, node), _MAX_DRAIN_SECONDS)
                     await self.undrain(node)
 
         task = asyncio.create_task(move())
@@ -142,16 +139,24 @@ class Fleet:
                 await self.undrain(node)
 
 
-def close(connection: Connection) -> None:
-    if connection.open:
-        connection.close()
-
-
-async def _read_until_end(client: RawClient) -> None:
+@asynccontextmanager
+async def open_session(port: int) -> AsyncIterator[ClientSession]:
+    """Open a session and watch it during the block."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    client = RawClient(reader, writer)
     try:
-        await client.reader.read()
-    except ConnectionResetError:
-        return
+        _, greeting = await client.read_packet()
+        assert (await client.send_login())[0] == 0
+        # KILL of a session that has run nothing fails in TiDB v8.5.3: "invalid memory address" (1105).
+        assert (await client.query("do 1"))[0] == 0
+        session = ClientSession(client, parse_greeting(greeting).connection_id)
+        session.start_watching()
+        try:
+            yield session
+        finally:
+            await session.stop_watching()
+    finally:
+        writer.transport.abort()
 
 
 @asynccontextmanager
@@ -223,7 +228,7 @@ async def test_kill_by_first_id_ends_moved_sessions(tmp_path: Path, cluster: Tid
         await fleet.move_all(len(victims) + len(bystanders))
         if busy:
             for victim in victims:
-                victim.client.writer.write(_query_packet("select sleep(100)"))
+                victim.client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + b"select sleep(100)"]))
         seconds = await kill_all(fleet, victims)
         assert [b.id for b in bystanders if b.has_ended] == []
     report("moved and busy" if busy else "moved", seconds, started)
@@ -240,7 +245,7 @@ async def test_kill_by_first_id_ends_moving_sessions(tmp_path: Path, cluster: Ti
     report("moving", seconds, started)
 
 
-async def kill_all(fleet: Fleet, victims: Sequence[KilledSession]) -> list[float]:
+async def kill_all(fleet: Fleet, victims: Sequence[ClientSession]) -> list[float]:
     """KILL each session once by its first id, through the other Envoy; return how long each KILL took."""
     killer = fleet.connect(fleet.other_port)
     seconds = []
@@ -248,7 +253,6 @@ async def kill_all(fleet: Fleet, victims: Sequence[KilledSession]) -> list[float
         before = time.monotonic()
         await asyncio.to_thread(query_rows, killer, f"kill {victim.id}")
         seconds.append(time.monotonic() - before)
-        await asyncio.sleep(0)
     survivors = victims
 
     def all_have_ended() -> bool:
@@ -283,37 +287,41 @@ async def test_privilege_is_that_of_a_direct_kill(
     with connect_directly(cluster.tidb[0]) as admin:
         for statement in ("drop user if exists weak", "create user weak"):
             query_rows(admin, statement)
-    direct = kill_directly(cluster.tidb[0], cluster.tidb[0 if is_same_node else 1])
+    direct = await kill_directly(cluster.tidb[0], cluster.tidb[0 if is_same_node else 1])
     async with run_fleet(tmp_path, cluster) as fleet:
         (victim,) = await fleet.open_sessions(fleet.stack.sql_port, 1)
         weak_victim = fleet.connect(fleet.stack.sql_port, user="weak")
         await fleet.move_all(2)
         (node,) = [session["node"] for session in await fleet.sessions() if session["id"] == victim.id]
-        weak = fleet.connect(fleet.other_port, user="weak")
-        while (f"127.0.0.1:{session_port(weak)}" == node) is not is_same_node:
-            weak = fleet.connect(fleet.other_port, user="weak")
+        weak = connect_to_node(fleet, node, is_same_node=is_same_node)
         error = await asyncio.to_thread(error_of_kill, weak, victim.id)
-        await asyncio.sleep(0.5)
+        has_ended = await victim.ends()
         where = "the same node" if is_same_node else "another node"
-        print(f"a user without privileges, on {where}: error {error}, ended: {victim.has_ended}")
-        assert (error, victim.has_ended) == direct
-        assert not is_same_node or (error in _ACCESS_DENIED and not victim.has_ended)
+        print(f"a user without privileges, on {where}: error {error}, ended: {has_ended}")
+        assert (error, has_ended) == direct
+        assert not is_same_node or (error in _ACCESS_DENIED and not has_ended)
         # A user may end its own sessions, also by COM_PROCESS_KILL.
         weak.kill(weak_victim.thread_id())  # type: ignore[no-untyped-call]
         with pytest.raises(pymysql.err.MySQLError):
             await asyncio.to_thread(query_rows, weak_victim, "select 1")
 
 
-def kill_directly(victims_node: Tidb, killers_node: Tidb) -> tuple[int, bool]:
+def connect_to_node(fleet: Fleet, node: str, *, is_same_node: bool) -> Connection:
+    """Open a session of the user `weak` that is on this node, or is not."""
+    for _ in range(_MAX_CONNECTIONS):
+        connection = fleet.connect(fleet.other_port, user="weak")
+        if (f"127.0.0.1:{session_port(connection)}" == node) is is_same_node:
+            return connection
+    pytest.fail(
+        f"none of {_MAX_CONNECTIONS} sessions is on {'' if is_same_node else 'a node other than '}{node}"
+    )
+
+
+async def kill_directly(victims_node: Tidb, killers_node: Tidb) -> tuple[int, bool]:
     """KILL a session of root as a user without privileges, past Envoy. Return the error, and if it ends."""
-    with connect_directly(victims_node) as victim, connect_directly(killers_node, user="weak") as weak:
-        error = error_of_kill(weak, victim.thread_id())  # type: ignore[no-untyped-call]
-        time.sleep(0.5)
-        try:
-            query_rows(victim, "select 1")
-        except pymysql.err.MySQLError:
-            return error, True
-    return error, False
+    async with open_session(victims_node.port) as victim:
+        with connect_directly(killers_node, user="weak") as weak:
+            return error_of_kill(weak, victim.id), await victim.ends()
 
 
 def error_of_kill(killer: Connection, id_: int) -> int:
@@ -323,7 +331,3 @@ def error_of_kill(killer: Connection, id_: int) -> int:
     except pymysql.err.MySQLError as error:
         return int(error.args[0])
     return 0
-
-
-def _query_packet(text: str) -> bytes:
-    return (len(text) + 1).to_bytes(3, "little") + b"\0\x03" + text.encode()

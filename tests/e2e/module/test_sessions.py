@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sandbox.mariadb import MariaDb
 from sandbox.server import sends_mysql_greeting
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.greeting import build_greeting, new_salt, parse_greeting
+from sandbox.tidb_sim.packets import MySqlCommand
 from tests.support.controlplane.cli_process import run_tidevoy
 from tests.support.e2e.cluster import (
     CountingClient,
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.timeout(180)
 
 PROCESS_KILL = 0x0C
 UNKNOWN_ID = 4_000_000_001
+_END_SECONDS = 10
 _STATEMENT = "select sleep(100)"
 _SETTINGS = {"rebalance": {"enabled": False}}
 
@@ -46,14 +48,11 @@ class Victim:
     client: CountingClient
     id: int
 
-    async def has_ended(self) -> bool:
-        """Wait until the session ends; return whether it does."""
-        try:
-            async with asyncio.timeout(10):
+    async def wait_ended(self) -> None:
+        """Wait until the session ends. Raises TimeoutError."""
+        async with asyncio.timeout(_END_SECONDS):
+            with suppress(ConnectionResetError):
                 await self.client.reader.read()
-        except (TimeoutError, ConnectionResetError) as error:
-            return isinstance(error, ConnectionResetError)
-        return True
 
 
 class Fleet:
@@ -90,6 +89,15 @@ class Fleet:
             return not (await self.sessions())["incomplete"]
 
         await wait_until(is_complete, 15)
+
+    async def wait_busy(self, victim: Victim) -> None:
+        """Wait until the session executes a statement."""
+
+        async def is_busy() -> bool:
+            session = await self.session(victim.id)
+            return session is not None and session["state"] == "busy"
+
+        await wait_until(is_busy)
 
     async def move(self, victim: Victim) -> dict[str, Any]:
         """Move a session to the other node by a drain; return the session there."""
@@ -132,10 +140,10 @@ async def test_kill_reaches_a_moved_session_through_another_envoy(
             else:
                 response = await killer.send_command(PROCESS_KILL, struct.pack("<I", victim.id))
             assert error_code(response) == 0
-            assert await victim.has_ended()
+            await victim.wait_ended()
         # The session stays in step with its responses, also after pipelined commands.
         for text in ("do 1", f"KILL {UNKNOWN_ID}", "do 2"):
-            killer.write_command(3, text.encode())
+            killer.write_command(MySqlCommand.QUERY, text.encode())
         assert [error_code((await killer.read_packet())[1]) for _ in range(3)] == [0, 0, 0]
         assert await killer.rows("select 7") == [("7",)]
 
@@ -146,13 +154,8 @@ async def test_kill_query_stops_the_statement_of_a_moved_session(
     async with run_fleet(tmp_path, mariadb, signing) as fleet:
         victim = await fleet.open_victim(0)
         await fleet.move(victim)
-        victim.client.write_command(3, _STATEMENT.encode())
-
-        async def is_busy() -> bool:
-            session = await fleet.session(victim.id)
-            return session is not None and session["state"] == "busy"
-
-        await wait_until(is_busy)
+        victim.client.write_command(MySqlCommand.QUERY, _STATEMENT.encode())
+        await fleet.wait_busy(victim)
         killer = await fleet.connect(1)
         assert error_code(await killer.query(f"KILL QUERY {victim.id}")) == 0
         async with asyncio.timeout(10):
@@ -168,13 +171,8 @@ async def test_list_and_end_of_sessions(
         url = str(fleet.stack.api.base_url)
         idle, busy = await fleet.open_victim(0), await fleet.open_victim(1)
         await reload_settings(fleet.stack, statements={"digests": "on", "interval": 1})
-        busy.client.write_command(3, _STATEMENT.encode())
-
-        async def is_busy() -> bool:
-            session = await fleet.session(busy.id)
-            return session is not None and session["state"] == "busy"
-
-        await wait_until(is_busy)
+        busy.client.write_command(MySqlCommand.QUERY, _STATEMENT.encode())
+        await fleet.wait_busy(busy)
         answer = await fleet.sessions()
         assert [session["id"] for session in answer["sessions"]] == [busy.id, idle.id]
         assert answer["total"] == 2
@@ -193,7 +191,7 @@ async def test_list_and_end_of_sessions(
         assert error_code((await idle.client.read_packet())[1]) == 1053
         assert (await run_tidevoy(url, "kill", str(busy.id), "--envoy", "envoy-1")).exit_code == 1
         assert (await run_tidevoy(url, "kill", str(busy.id), "--envoy", "envoy-2")).exit_code == 0
-        assert await busy.has_ended()
+        await busy.wait_ended()
         unknown = await run_tidevoy(url, "kill", str(idle.id))
         assert (unknown.exit_code, "no session has the id" in unknown.stderr) == (1, True)
         subjects = [event["subject"] for event in await get_events(fleet.stack, "audit.end_session")]
@@ -229,7 +227,7 @@ async def test_kill_of_an_ambiguous_id_is_refused(
             session = await fleet.session(victim.id)
             assert session is not None
             assert error_code(await killer.query(f"KILL {session['node_id']}")) == 0
-            assert await victim.has_ended()
+            await victim.wait_ended()
 
 
 async def add_favored_node(stack: LocalCluster, address: str) -> None:
@@ -273,4 +271,4 @@ async def test_kill_without_a_control_plane_is_refused(
             return error_code(await killer.query(f"KILL {victim.id}")) == 0
 
         await wait_until(passes, 30)
-        assert await victim.has_ended()
+        await victim.wait_ended()

@@ -7,12 +7,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from sandbox.tidb_sim.packets import AUTOCOMMIT, MySqlCommand, err, frame, ok
+from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, MySqlCommand, err, frame, ok
 from tests.support.module.envoy import OK_PAYLOAD, greeting_packet
 from tests.support.tidb_sim_clients import RawClient
 
 SLOW_SECONDS = 0.2
-_IN_TRANSACTION = 0x0001
 
 
 def statement_log(path: Path | str, **changes: Any) -> dict[str, Any]:
@@ -46,7 +45,7 @@ async def serve_statements(reader: asyncio.StreamReader, writer: asyncio.StreamW
         if b"slow" in payload:
             await asyncio.sleep(SLOW_SECONDS)
         if b"begin" in payload or b"commit" in payload:
-            status = AUTOCOMMIT | (_IN_TRANSACTION if b"begin" in payload else 0)
+            status = AUTOCOMMIT | (IN_TRANSACTION if b"begin" in payload else 0)
         if payload[0] == MySqlCommand.STMT_CLOSE:
             continue
         if b"fail" in payload:

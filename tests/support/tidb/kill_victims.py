@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,14 +30,11 @@ KillTarget = tuple[Tidb, int]
 
 
 @dataclass(eq=False)
-class KilledSession:
-    """One session. `name` is its session alias, which the process list shows."""
+class WatchedSession:
+    """An idle session. Its end is seen at once."""
 
-    name: str
     client: RawClient
-    kills: list[set[tuple[int, int]]] = field(default_factory=list)
-    """SQL ports and connection ids of the KILL statements, per attempt."""
-    end: asyncio.Task[bytes] | None = None
+    end: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start_watching(self) -> None:
         """Start waiting for the end of the session."""
@@ -54,11 +51,18 @@ class KilledSession:
         return self.end is not None and self.end.done()
 
 
-async def _read_until_end(client: RawClient) -> bytes:
-    try:
-        return await client.reader.read()
-    except ConnectionResetError:
-        return b""
+@dataclass(eq=False)
+class KilledSession(WatchedSession):
+    """One session. `name` is its session alias, which the process list shows."""
+
+    name: str
+    kills: list[set[tuple[int, int]]] = field(default_factory=list)
+    """SQL ports and connection ids of the KILL statements, per attempt."""
+
+
+async def _read_until_end(client: RawClient) -> None:
+    with suppress(ConnectionResetError):
+        await client.reader.read()
 
 
 class KillScenario:
@@ -105,7 +109,7 @@ class KillScenario:
         assert (await client.login())[0] == 0
         response = await client.query(f"set @@tidb_session_alias = '{name}', @mine = '{name}'")
         assert response[0] == 0, response
-        victim = KilledSession(name, client)
+        victim = KilledSession(client, name)
         victim.start_watching()
         return victim
 

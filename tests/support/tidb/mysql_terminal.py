@@ -7,7 +7,7 @@ import os
 import pty
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 _PROMPT = "ready> "
@@ -69,8 +69,7 @@ class MySqlTerminal:
         found = _RESULT.search(self._output)
         return found if found and _PROMPT.encode() in self._output[found.end() :] else None
 
-    async def _wait(self, condition: object, seconds: float) -> None:
-        assert callable(condition)
+    async def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 self._has_output.clear()

@@ -47,6 +47,12 @@ def session_port(connection: Connection) -> int:
     return int(query_value(connection, "select @@port"))
 
 
+def close_if_open(connection: Connection) -> None:
+    """Close a connection that the test or the driver may have closed."""
+    if connection.open:
+        connection.close()
+
+
 class TrackedSessions:
     """Opens connections to one database, and closes them at the end."""
 
@@ -75,10 +81,5 @@ class TrackedSessions:
         self._open.close()
 
     def _tracked(self, connection: Connection) -> Connection:
-        self._open.callback(_close, connection)
+        self._open.callback(close_if_open, connection)
         return connection
-
-
-def _close(connection: Connection) -> None:
-    if connection.open:
-        connection.close()
