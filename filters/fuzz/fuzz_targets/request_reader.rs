@@ -106,7 +106,7 @@ fn read<'a>(data: &Range<usize>, pieces: impl IntoIterator<Item = &'a [u8]>, who
                     seen.passed.extend(&*request); // the decision
                 }
                 Some(Found::Refused) => seen.refused = Some(seen.passed.len()),
-                Some(Found::TooLong(_)) => panic!("no input is that long"),
+                Some(Found::TooLong { .. }) => panic!("no input is that long"),
             }
         }
         // Bytes pass as they arrive, but for those of a held request, and those that do not show the command yet.

@@ -209,6 +209,14 @@ struct Model<'a> {
 /// The statement is blocked.
 struct Blocked;
 
+/// A new text ends with a semicolon if the old one does.
+fn keep_end(old: &[u8], new: &mut Vec<u8>) {
+    let ends = |text: &[u8]| text.trim_ascii_end().ends_with(b";");
+    if ends(old) && !ends(new) {
+        new.push(b';');
+    }
+}
+
 impl Model<'_> {
     fn judge(mut self, text: &[u8]) -> Seen {
         let mut texts = Vec::new();
@@ -223,10 +231,7 @@ impl Model<'_> {
                 Ok(None) => texts.push(statement.to_vec()),
                 Ok(Some(mut new)) => {
                     is_changed = true;
-                    let ends = |text: &[u8]| text.trim_ascii_end().ends_with(b";");
-                    if ends(&statement) && !ends(&new) {
-                        new.push(b';');
-                    }
+                    keep_end(&statement, &mut new);
                     texts.push(new);
                 }
             }
@@ -252,10 +257,17 @@ impl Model<'_> {
             Some(PreparedText::Literal { content, range }) => {
                 let mut texts = Vec::new();
                 let mut is_changed = false;
-                for statement in statements(&content) {
-                    let new = self.apply(&statement, CommandKind::Prepare, false, true)?;
-                    is_changed |= new.is_some();
-                    texts.push(new.unwrap_or_else(|| statement.to_vec()));
+                let all = statements(&content).collect::<Vec<_>>();
+                for statement in all.iter().take(100) {
+                    let new = self.apply(statement, CommandKind::Prepare, false, true)?;
+                    is_changed |= new.is_some() && all.len() <= 100;
+                    texts.push(new.map_or_else(
+                        || statement.to_vec(),
+                        |mut new| {
+                            keep_end(statement, &mut new);
+                            new
+                        },
+                    ));
                 }
                 let string = || quoted_string(&texts.join(&b' '));
                 let new = is_changed.then(|| [&current[..range.start], &string(), &current[range.end..]].concat());

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
 use mysql_proto::change_user::CHANGE_USER;
+use mysql_proto::command::Command;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 use mysql_proto::packet::HEADER;
 use mysql_proto::request_reader::{Found, Request};
-use mysql_proto::secret;
+use mysql_proto::secret::{self, SecretBytes};
 use tls::{RsaPasswordKey, TlsAcceptor};
 
 use crate::config;
@@ -19,7 +20,7 @@ use crate::live_settings;
 use crate::offload::{self, OffloadedConn};
 use crate::old_conn::QUIT;
 use crate::rules;
-use crate::session::{Decision, Event, REJECTION_TIMEOUT, Session, SessionPhase, statement_too_long};
+use crate::session::{Decision, Event, REJECTION_TIMEOUT, Session, SessionPhase};
 use crate::tls_options::ClientTlsOptions;
 use crate::worker::WorkerContext;
 
@@ -73,7 +74,7 @@ struct ClientConn {
     is_rejected: Cell<bool>,
     /// Bytes that were read from a held client: a held request with what follows it, or what the client has sent before it
     /// closed its connection. They are processed when the client is no longer held.
-    held_input: RefCell<Vec<u8>>,
+    held_input: RefCell<SecretBytes>,
 }
 
 impl ClientConn {
@@ -98,7 +99,7 @@ impl ClientConn {
 
     fn receive_tls(&self, session: &Rc<Session>, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
         self.conn.worker.buffers.with_scratch(|plain| {
-            let is_closed = match self.conn.decrypt(ciphertext, plain) {
+            let is_closed = match self.conn.decrypt(ciphertext, |piece| plain.extend_from_slice(piece)) {
                 Ok(is_closed) => is_closed,
                 Err(ReadError::Tls(error)) => {
                     envoy_abi::log!(Debug, "TLS with a client failed: {error}");
@@ -144,10 +145,12 @@ impl ClientConn {
             let is_at_end = match self.conn.receive(buffer).io {
                 Io::Done(0) | Io::Broken => true,
                 Io::WouldBlock => return ReadStep::Wait,
-                Io::Done(length) if self.conn.has_tls() => match self.conn.decrypt(&buffer[..length], &mut input) {
-                    Ok(is_closed) => is_closed,
-                    Err(_) => return ReadStep::Close,
-                },
+                Io::Done(length) if self.conn.has_tls() => {
+                    match self.conn.decrypt(&buffer[..length], |piece| input.extend_from_slice(piece)) {
+                        Ok(is_closed) => is_closed,
+                        Err(_) => return ReadStep::Close,
+                    }
+                }
                 Io::Done(length) => {
                     input.extend_from_slice(&buffer[..length]);
                     false
@@ -198,10 +201,9 @@ impl ClientConn {
                 },
                 // Only a change of user is refused by its length.
                 Some(Found::Refused) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
-                Some(Found::TooLong(sequence)) => {
-                    self.conn.forward(&input[to_forward], passed);
-                    to_forward = input.len() - rest.len()..input.len() - rest.len();
-                    self.answer_too_long(session, sequence)
+                Some(Found::TooLong { command, response_sequence }) => {
+                    to_forward = input.len() - rest.len()..input.len() - rest.len(); // nothing precedes it
+                    self.answer_too_long(session, command.into(), response_sequence)
                 }
             };
             if let Err(step) = step {
@@ -250,11 +252,11 @@ impl ClientConn {
 
     /// Answers a request that is too long to be held. If other responses come first, the session ends: an error would
     /// have to wait, but its request was dropped.
-    fn answer_too_long(&self, session: &Rc<Session>, sequence: u8) -> Result<(), ReadStep> {
+    fn answer_too_long(&self, session: &Rc<Session>, command: Command, sequence: u8) -> Result<(), ReadStep> {
         if !session.may_answer() {
             return Err(ReadStep::Close);
         }
-        self.answer(session, &statement_too_long(sequence))
+        self.answer(session, &session.refuse_too_long(command, sequence))
     }
 
     /// Answers a request instead of a node.
@@ -266,7 +268,10 @@ impl ClientConn {
 
     /// Keeps a request and the bytes that follow it until the session is no longer held.
     fn hold(&self, request: &[u8], rest: &[u8]) -> ReadStep {
-        *self.held_input.borrow_mut() = [request, rest].concat();
+        let mut input = SecretBytes::with_capacity(request.len() + rest.len());
+        input.extend_from_slice(request);
+        input.extend_from_slice(rest);
+        self.held_input.replace(input);
         ReadStep::Wait
     }
 
@@ -401,7 +406,7 @@ impl OffloadedConn for ClientConn {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
         let is_held = |session: &Rc<Session>| session.migration.is_client_held() || session.is_request_waiting();
         if self.session.get().is_some_and(is_held) {
-            if self.conn.has_end_event() && self.session.get().is_some_and(|session| session.is_undecided()) {
+            if self.session.get().is_some_and(|session| session.is_undecided()) && self.conn.has_ended() {
                 return ReadStep::Close; // nothing of its statement has reached a node
             }
             // The connection is read again when the client is no longer held.

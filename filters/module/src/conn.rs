@@ -11,6 +11,7 @@ use socket2::{SockRef, TcpKeepalive};
 use tls::{Stream, TlsDetails, TlsError};
 
 use crate::offload::EventKey;
+use crate::unread::has_ended;
 use crate::worker::WorkerContext;
 use reading::{ReceivingSide, ReceivingState};
 use writing::{SendingSide, SendingState};
@@ -141,6 +142,11 @@ impl Conn {
     /// is broken.
     pub(crate) fn has_end_event(&self) -> bool {
         self.is_offloaded() && self.receiving.has_end_event.get()
+    }
+
+    /// Whether the peer has closed or reset the connection, or its sending direction. Bytes may still be unread.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_end_event() || !self.is_offloaded() && self.socket.with_descriptor(has_ended) != Some(false)
     }
 
     /// Whether there are bytes for the peer that were not sent yet.

@@ -182,7 +182,7 @@ impl NodeConn {
     fn receive_tls(&self, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
         let may_hold_states = self.session.migration.is_client_held();
         self.conn.worker.buffers.with_scratch(|plain| {
-            let result = self.conn.decrypt(ciphertext, plain);
+            let result = self.conn.decrypt(ciphertext, |piece| plain.extend_from_slice(piece));
             let step = if let Err(ReadError::Tls(error)) = &result {
                 self.on_tls_error(error, passed)
             } else if plain.is_empty() {

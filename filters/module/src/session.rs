@@ -24,7 +24,6 @@ pub(crate) use close_probe::CloseProbe;
 pub(crate) use kept_states::KeptStates;
 pub(crate) use lifecycle::{Event, REJECTION_TIMEOUT, SessionPhase};
 pub(crate) use requests::Decision;
-pub(crate) use statement_rules::statement_too_long;
 pub(crate) use traffic::PassDecision;
 
 use std::cell::{Cell, OnceCell, RefCell};

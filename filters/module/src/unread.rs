@@ -4,12 +4,20 @@ use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::SockRef;
 
 /// Whether `connection` has received bytes that were not read yet. They stay unread.
 pub(crate) fn has_unread_bytes(connection: BorrowedFd<'_>) -> bool {
     let peeked = SockRef::from(&connection).peek(&mut [MaybeUninit::uninit()]);
     matches!(peeked, Ok(1..))
+}
+
+/// Whether the peer has closed or reset `connection`, or its sending direction. Unlike [`has_peer_closed`], this also
+/// detects the end behind unread bytes.
+pub(crate) fn has_ended(connection: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::new(&connection, PollFlags::RDHUP)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|events| events > 0)
 }
 
 /// Whether the peer has closed or reset `connection`. Bytes that arrived before are unread, so that the end is not

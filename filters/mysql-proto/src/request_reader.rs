@@ -16,7 +16,8 @@ pub enum Interest {
     /// Its bytes pass as they arrive, and the whole request is shown when it is complete, unless it is longer than
     /// [`MAX_OBSERVED_BYTES`].
     Observe,
-    /// Its bytes pass only when it is complete, unless it is longer than [`MAX_HELD_BYTES`].
+    /// Its bytes pass only when it is complete. If it is longer than [`MAX_HELD_BYTES`], it never passes:
+    /// [`Found::TooLong`].
     Hold,
     /// It does not pass.
     Refuse,
@@ -50,8 +51,8 @@ pub enum Found<'a> {
     Observed(&'a [u8], Request<'a>),
     /// A held request; none of its bytes has passed.
     Held(Request<'a>),
-    /// A held request that was too long: its bytes are dropped. The sequence number of the response.
-    TooLong(u8),
+    /// A request of this command was to be held, but was too long: its bytes are dropped.
+    TooLong { command: u8, response_sequence: u8 },
     /// A request that does not pass. The reader must not be used after this.
     Refused,
 }
@@ -119,6 +120,7 @@ pub struct RequestReader {
 
 #[derive(Debug)]
 struct PartialRequest {
+    command: u8,
     interest: Interest,
     /// The packets so far, if the request is observed or held.
     packets: SecretBytes,
@@ -220,9 +222,9 @@ impl RequestReader {
                     return (partial.interest != Interest::Hold).then_some(Found::Bytes(input));
                 }
                 if partial.is_too_long {
-                    let response_sequence = partial.sequence.wrapping_add(1);
+                    let (command, response_sequence) = (partial.command, partial.sequence.wrapping_add(1));
                     self.partial = None;
-                    return Some(Found::TooLong(response_sequence));
+                    return Some(Found::TooLong { command, response_sequence });
                 }
                 let request = Request::Collected(std::mem::take(&mut partial.packets));
                 let interest = partial.interest;
@@ -262,6 +264,7 @@ impl RequestReader {
             let end = HEADER + length;
             if length == MAX_PAYLOAD || end > rest.len() {
                 self.partial = Some(Box::new(PartialRequest {
+                    command,
                     interest,
                     packets: SecretBytes::default(),
                     is_too_long: false,
@@ -337,7 +340,7 @@ mod tests {
                         seen.held.push((request.payload().into_owned(), seen.passed.len()));
                         seen.passed.extend(&*request);
                     }
-                    Some(found @ (Found::TooLong(_) | Found::Refused)) => panic!("{found:?}"),
+                    Some(found @ (Found::TooLong { .. } | Found::Refused)) => panic!("{found:?}"),
                 }
             }
         }
@@ -406,19 +409,20 @@ mod tests {
 
     #[test]
     fn held_request_that_is_too_long_is_dropped() {
-        let bytes = [packets(&vec![HELD; MAX_HELD_BYTES + MAX_PAYLOAD]), packets(b"\x02next")].concat();
+        let long = packets(&vec![HELD; MAX_HELD_BYTES + MAX_PAYLOAD]);
+        let bytes = [&long[..], &packets(b"\x02next")].concat();
         let mut reader = RequestReader::default();
-        let (mut one, mut other) = bytes.split_at(MAX_HELD_BYTES);
-        assert_eq!(reader.next(&mut one, true, interest), None);
+        let (mut kept, behind) = bytes.split_at(MAX_HELD_BYTES);
+        assert_eq!(reader.next(&mut kept, true, interest), None);
         assert!(!reader.has_dropped());
-        let (mut some, mut rest) = other.split_at(1);
-        assert_eq!(reader.next(&mut some, true, interest), None);
+        let (mut dropped, mut rest) = behind.split_at(1);
+        assert_eq!(reader.next(&mut dropped, true, interest), None);
         assert!(reader.has_dropped());
-        assert_eq!(reader.next(&mut rest, true, interest), Some(Found::TooLong(6)));
+        let found = reader.next(&mut rest, true, interest);
+        assert_eq!(found, Some(Found::TooLong { command: HELD, response_sequence: 6 }));
         assert!(!reader.has_dropped());
         assert!(matches!(reader.next(&mut rest, true, interest), Some(Found::Held(_))));
-        other = rest;
-        assert_eq!(other, b"");
+        assert_eq!(rest, b"");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::limit::LimitKey;
 use crate::rule::{Action, EXECUTE, PREPARE, QUERY, command_bit};
 use crate::rule_set::{Class, RuleSet, StatementKind};
 
+/// How many statements of the text within a `PREPARE` are judged.
+const MAX_PREPARED_STATEMENTS: usize = 100;
+
 /// A request of a client: the statements of a text, or one that is prepared or executed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Request<'a> {
@@ -76,11 +79,11 @@ impl RuleSet {
     /// Judges the statements of a text, sent as `request` says.
     #[must_use]
     pub fn judge_text(&self, text: &[u8], request: &Request<'_>) -> Verdict {
-        let classified = |text: Cow<'_, [u8]>| (self.classify_text(&text), text.into_owned());
-        let classes = statements(text).map(classified).collect::<Vec<_>>();
-        let info = |((digest, class), text)| StatementInfo { text, digest, class };
-        let statements = classes.iter().map(|((digest, class), text)| info(((digest, class), text.as_slice())));
-        self.judge(&Request { statements: &statements.collect::<Vec<_>>(), ..*request })
+        let texts = statements(text).collect::<Vec<_>>();
+        let classified = texts.iter().map(|text| self.classify_text(text)).collect::<Vec<_>>();
+        let info = |(text, (digest, class))| StatementInfo { text, digest, class };
+        let statements = texts.iter().map(|text| &**text).zip(classified.iter().map(|(digest, class)| (digest, class)));
+        self.judge(&Request { statements: &statements.map(info).collect::<Vec<_>>(), ..*request })
     }
 
     /// Judges all statements of a request. One that is blocked blocks the whole request.
@@ -212,14 +215,20 @@ impl Judge<'_> {
             Some(PreparedText::Literal { content, range }) => {
                 let mut is_changed = false;
                 let mut texts = Vec::new();
-                for statement in statements(&content) {
+                // A node refuses a text with several statements.
+                let mut parts = statements(&content);
+                for statement in parts.by_ref().take(MAX_PREPARED_STATEMENTS) {
                     let (digest, class) = self.rules.classify_text(&statement);
                     let text = self.apply_rules(&statement, digest, &class, QUERY | PREPARE)?;
                     is_changed |= text.is_some();
-                    texts.push(text.map_or(statement, Cow::Owned));
+                    texts.push(match text {
+                        Some(text) => Cow::Owned(with_end_of(&statement, text)),
+                        None => statement,
+                    });
                 }
+                let is_whole = parts.next().is_none();
                 let string = || quoted_string(&texts.join(&b' '));
-                Ok(is_changed.then(|| [&sql[..range.start], &string(), &sql[range.end..]].concat()))
+                Ok((is_changed && is_whole).then(|| [&sql[..range.start], &string(), &sql[range.end..]].concat()))
             }
         }
     }

@@ -10,19 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.packets import MAX_PACKET_PAYLOAD, Capability, MySqlCommand, frame
+from sandbox.tidb_sim.packets import MAX_PACKET_PAYLOAD, Capability, MySqlCommand, frame, frames
 from tests.support.fake_servers import run_fake_server
 from tests.support.module.bootstrap import ModuleConfig
 from tests.support.module.envoy import connect_logged_in, read_to_end, run_envoy, with_timeout
 from tests.support.module.statement_rules import (
     BLOCK_FORBIDDEN,
     BLOCKED,
+    LAST_PREPARED,
     LOAD_DATA,
     QUERY_ATTRIBUTES,
+    TOO_LONG,
+    UNKNOWN_STATEMENT,
     RecordingNode,
-    Request,
     StatementGenerator,
     attribute_block,
+    error_of,
     execute,
     lenenc_int_pair,
     run_round,
@@ -62,11 +65,6 @@ async def test_no_forbidden_statement_reaches_the_node(tmp_path: Path, attribute
         print(f"{sent} requests, {len(node.requests)} with statements have arrived")
         assert not arrived, arrived[:3]
         assert len(node.requests) > sent / 4
-
-
-def error_of(payload: bytes) -> int:
-    """Return the error code of a response; 0: it is OK."""
-    return int.from_bytes(payload[1:3], "little") if payload[0] == 0xFF else 0
 
 
 async def test_rewritten_statement_keeps_its_attributes(tmp_path: Path) -> None:
@@ -150,6 +148,43 @@ async def test_rule_for_a_database_follows_use(tmp_path: Path) -> None:
         assert error_of(await with_timeout(client.query("drop table t"))) == 0
 
 
+async def test_database_is_known_from_a_prepared_use_that_ran_before_there_were_rules(tmp_path: Path) -> None:
+    node = RecordingNode()
+    rule = {"name": "no-shop", "pattern": "^drop", "database": ["shop"], "block": {}}
+    async with run_switchable(node.handler, tmp_path) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        prepared = await with_timeout(client.send_command(MySqlCommand.STMT_PREPARE, b"use shop"))
+        use = execute(int.from_bytes(prepared[1:5], "little"))[1:]
+        assert error_of(await with_timeout(client.send_command(MySqlCommand.STMT_EXECUTE, use))) == 0
+        await switchable.apply({"rules": [rule]})
+        assert error_of(await with_timeout(client.query("drop table t"))) == BLOCKED
+
+
+async def test_last_prepared_statement_is_unknown_after_a_refused_one(tmp_path: Path) -> None:
+    node = RecordingNode()
+    limit = {"name": "rare", "pattern": "rare", "commands": ["prepare"], "limit": {"per_second": 0.001}}
+    async with run_switchable(node.handler, tmp_path, {"rules": [limit, BLOCK_FORBIDDEN]}) as switchable:
+        client = await connect_logged_in(switchable.envoy)
+        last = execute(LAST_PREPARED)[1:]
+        assert (
+            error_of(await with_timeout(client.send_command(MySqlCommand.STMT_PREPARE, b"select rare"))) == 0
+        )
+        for refused, code in (
+            (b"select rare", _LIMIT_REACHED),
+            (b"delete from forbidden_1", BLOCKED),
+            (b"select 1;" * 2000, TOO_LONG),
+            (b"x" * (65 << 20), TOO_LONG),
+        ):
+            common = await with_timeout(client.send_command(MySqlCommand.STMT_PREPARE, b"select common"))
+            assert error_of(common) == 0
+            client.writer.write(frames(0, [bytes((MySqlCommand.STMT_PREPARE,)) + refused]))
+            assert error_of((await with_timeout(client.read_packet()))[1]) == code
+            answer = await with_timeout(client.send_command(MySqlCommand.STMT_EXECUTE, last))
+            assert error_of(answer) == UNKNOWN_STATEMENT
+        await with_timeout(client.send_command(MySqlCommand.STMT_PREPARE, b"select common"))
+        assert error_of(await with_timeout(client.send_command(MySqlCommand.STMT_EXECUTE, last))) == 0
+
+
 async def test_compressed_session_ends_when_there_are_rules(tmp_path: Path) -> None:
     node = RecordingNode()
     offer = Capability.COMPRESS
@@ -219,21 +254,8 @@ async def test_text_with_too_many_statements_is_refused(tmp_path: Path) -> None:
     async with run_switchable(node.handler, tmp_path, {"rules": [BLOCK_FORBIDDEN]}) as switchable:
         client = await connect_logged_in(switchable.envoy)
         assert error_of(await with_timeout(client.query("select 1;" * 900))) == 0
-        assert error_of(await with_timeout(client.query("select 1;" * 100_000))) == 1153
+        assert error_of(await with_timeout(client.query("select 1;" * 100_000))) == TOO_LONG
         assert len(node.requests) == 1
-
-
-async def test_statement_that_is_too_long_is_answered_when_it_is_complete(tmp_path: Path) -> None:
-    node = RecordingNode()
-    async with run_switchable(node.handler, tmp_path, {"rules": [BLOCK_FORBIDDEN]}) as switchable:
-        client = await connect_logged_in(switchable.envoy)
-        request = Request(bytes((MySqlCommand.QUERY,)) + b"x" * (70 << 20))
-        client.writer.write(request.packets + frame(0, bytes((MySqlCommand.PING,))))
-        sequence, answer = await with_timeout(client.read_packet())
-        assert (sequence, error_of(answer)) == (request.response_sequence, 1153)
-        assert error_of((await with_timeout(client.read_packet()))[1]) == 0, "the session goes on"
-        assert error_of(await with_timeout(client.query("delete from forbidden_1"))) == BLOCKED
-        assert node.requests == []
 
 
 async def test_rules_without_effect_let_everything_pass(tmp_path: Path) -> None:
@@ -246,19 +268,3 @@ async def test_rules_without_effect_let_everything_pass(tmp_path: Path) -> None:
         unknown = execute(7)[1:]
         assert error_of(await with_timeout(client.send_command(MySqlCommand.STMT_EXECUTE, unknown))) == 0
         assert len(node.requests) == 3
-
-
-async def test_held_statement_is_answered_before_a_drain_ends_the_session(tmp_path: Path) -> None:
-    node = RecordingNode(gate=asyncio.Event())
-    assert node.gate is not None
-    rules = {"rules": [BLOCK_FORBIDDEN]}
-    async with run_switchable(node.handler, tmp_path, rules) as switchable:
-        client = await connect_logged_in(switchable.envoy)
-        texts = (b"select slow", b"delete from forbidden_1")
-        client.writer.write(b"".join(frame(0, bytes((MySqlCommand.QUERY,)) + text) for text in texts))
-        await with_timeout(node.slow_arrived.wait())
-        await switchable.apply({**rules, "drain": True, "end_timeout": 60})
-        await switchable.envoy.wait_for_metrics({("drain_phase",): 2})
-        node.gate.set()
-        assert [error_of((await with_timeout(client.read_packet()))[1]) for _ in texts] == [0, BLOCKED]
-        assert await read_to_end(client) == b""

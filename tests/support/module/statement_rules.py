@@ -33,13 +33,18 @@ BLOCK_FORBIDDEN = {
 QUERY_ATTRIBUTES = Capability(1 << 27)
 LAST_PREPARED = 0xFFFF_FFFF
 LOAD_DATA = b"load data local"
-BLOCKED, UNKNOWN_STATEMENT = 1148, 1243
+BLOCKED, UNKNOWN_STATEMENT, TOO_LONG = 1148, 1243, 1153
 
 _PAUSES = 0.05  # how often a client pauses between two writes
 _SPACES = (" ", "\t", "\n", "\r\n")
 _COMMENTS = ("/* c */", "/**/", "-- c\n", "#c\n", "/*!40101 */", "/*T![ttl] */", "/*M! c */")
 _EXECUTED = ("/*! {} */", "/*!40101 {} */", "/*T! {} */", "/*T![ttl] {} */")
 _OTHER_STATEMENTS = ("select 1", "select 'forbidden'", "begin", "set @a = '/*'", "insert into t values (1)")
+
+
+def error_of(payload: bytes) -> int:
+    """Return the error code of a response; 0: it is OK."""
+    return int.from_bytes(payload[1:3], "little") if payload[0] == 0xFF else 0
 
 
 async def read_message(client: RawClient) -> tuple[int, bytes]:

@@ -196,12 +196,12 @@ impl Conn {
         }
     }
 
-    /// Decrypts received bytes, appends them to `plain`, and sends the replies of the TLS handshake.
+    /// Decrypts received bytes, calls `plain` with each piece, and sends the replies of the TLS handshake.
     /// Ok(true): the peer has closed its side.
-    pub(crate) fn decrypt(&self, ciphertext: &[u8], plain: &mut Vec<u8>) -> Result<bool, ReadError> {
+    pub(crate) fn decrypt(&self, ciphertext: &[u8], mut plain: impl FnMut(&[u8])) -> Result<bool, ReadError> {
         let handshaking = self.is_handshaking();
         let received = match &mut *self.tls.borrow_mut() {
-            Some(stream) => stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece)),
+            Some(stream) => stream.receive(ciphertext, &mut plain),
             None => return Ok(false),
         };
         // Also after an error, to send the alert.

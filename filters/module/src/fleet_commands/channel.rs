@@ -2,7 +2,7 @@
 //! results or ask about a KILL.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,16 +21,16 @@ use crate::{telemetry, wakers};
 
 /// The control plane answers a poll within 30 s.
 const POLL: Method = Method { path: "/tidevoy.commands.v1.Commands/Poll", timeout: Duration::from_secs(40) };
-const REPORT: Method = Method { path: "/tidevoy.commands.v1.Commands/Report", timeout: Duration::from_secs(2) };
+const REPORT: Method = Method { path: "/tidevoy.commands.v1.Commands/Report", timeout: Duration::from_secs(1) };
 /// The control plane answers within 2 s. Sessions that it has found do not migrate for 3 s.
 const RESOLVE: Method = Method { path: "/tidevoy.commands.v1.Commands/Resolve", timeout: Duration::from_millis(2500) };
 /// The time between a poll that has failed and the next one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The same if the control plane is older than this service.
 const UNIMPLEMENTED_RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// How many times a report is sent until the control plane has received it. The attempts take about 2 s; the control
-/// plane does not wait longer for results.
-const MAX_REPORT_ATTEMPTS: u8 = 3;
+/// A report is sent again until the control plane has received it. It does not wait longer for results.
+const MAX_REPORT_AGE: Duration = Duration::from_secs(2);
+const REPORT_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Tags of the calls. Those of other calls of the module are lower.
 const POLL_TAG: u64 = 1;
 const FIRST_TAG: u64 = 2;
@@ -40,9 +40,15 @@ const UNREACHABLE: &str = "Tidevoy: the session of this KILL was not looked for,
 
 /// A call without a response.
 enum OpenCall {
-    /// A report, and which attempt it is.
-    Report(ReportRequest, u8),
+    Report(UnsentReport),
     Resolve(Arc<PendingKill>),
+}
+
+struct UnsentReport {
+    message: ReportRequest,
+    /// When it is sent next.
+    at: Duration,
+    expires_at: Duration,
 }
 
 /// The calls of this Envoy. All methods run on Envoy's main thread.
@@ -52,8 +58,8 @@ pub(crate) struct CommandChannel {
     poll_at: Cell<Duration>,
     next_tag: Cell<u64>,
     calls: RefCell<HashMap<u64, OpenCall>>,
-    /// What is sent next: Envoy does not allow a call within the hook for responses.
-    unsent: RefCell<VecDeque<OpenCall>>,
+    /// Reports to be sent: Envoy does not allow a call within the hook for responses.
+    unsent: RefCell<Vec<UnsentReport>>,
     commands: RefCell<Vec<CommandMessage>>,
     recent: RefCell<RecentIds>,
 }
@@ -69,12 +75,13 @@ impl CommandChannel {
         self.start_jobs(now);
         let results = jobs::take_results(wakers::workers, now);
         if !results.is_empty() {
-            self.report(results);
+            self.report(results, now);
         }
-        let mut calls = self.unsent.take();
-        calls.extend(kills::take_unsent().into_iter().map(OpenCall::Resolve));
-        for call in calls {
-            self.send(call, http);
+        for report in self.take_due_reports(now) {
+            self.send(OpenCall::Report(report), now, http);
+        }
+        for kill in kills::take_unsent() {
+            self.send(OpenCall::Resolve(kill), now, http);
         }
         if !self.is_polling.get() && now >= self.poll_at.get() {
             self.poll(now, http);
@@ -96,17 +103,23 @@ impl CommandChannel {
             }
         }
         if !refused.is_empty() {
-            self.report(refused);
+            self.report(refused, now);
         }
         wakers::wake_all();
     }
 
-    fn report(&self, results: Vec<ResultMessage>) {
+    fn report(&self, results: Vec<ResultMessage>, now: Duration) {
         // A report for each result, so that none exceeds the limit of a message.
-        let reports = results.into_iter().map(|result| {
-            OpenCall::Report(ReportRequest { instance: telemetry::instance().to_owned(), results: vec![result] }, 1)
+        let reports = results.into_iter().map(|result| UnsentReport {
+            message: ReportRequest { instance: telemetry::instance().to_owned(), results: vec![result] },
+            at: now,
+            expires_at: now + MAX_REPORT_AGE,
         });
         self.unsent.borrow_mut().extend(reports);
+    }
+
+    fn take_due_reports(&self, now: Duration) -> Vec<UnsentReport> {
+        self.unsent.borrow_mut().extract_if(.., |report| report.at <= now).collect()
     }
 
     fn poll(&self, now: Duration, http: &HttpClient) {
@@ -118,11 +131,11 @@ impl CommandChannel {
         }
     }
 
-    fn send(&self, call: OpenCall, http: &HttpClient) {
+    fn send(&self, call: OpenCall, now: Duration, http: &HttpClient) {
         let tag = FIRST_TAG + self.next_tag.get();
         self.next_tag.set(self.next_tag.get() + 1);
         let (method, body) = match &call {
-            OpenCall::Report(report, _) => (&REPORT, framed(report)),
+            OpenCall::Report(report) => (&REPORT, framed(&report.message)),
             OpenCall::Resolve(kill) => {
                 (&RESOLVE, framed(&ResolveRequest { instance: telemetry::instance().to_owned(), id: kill.id }))
             }
@@ -130,7 +143,7 @@ impl CommandChannel {
         // The response may arrive while the call is being sent.
         self.calls.borrow_mut().insert(tag, call);
         if let Err(error) = method.call(http, tag, &body) {
-            self.on_failure(tag, error.is_unknown_cluster());
+            self.on_failure(tag, now, error.is_unknown_cluster());
         }
     }
 
@@ -140,9 +153,9 @@ impl CommandChannel {
         if tag == POLL_TAG {
             self.on_poll_response(now, response);
         } else if let Some(response) = response {
-            self.on_call_response(tag, response);
+            self.on_call_response(tag, now, response);
         } else {
-            self.on_failure(tag, false);
+            self.on_failure(tag, now, false);
         }
         wake_main();
     }
@@ -161,10 +174,11 @@ impl CommandChannel {
         }
     }
 
-    fn on_call_response(&self, tag: u64, response: &HttpResponse) {
-        let is_report = matches!(self.calls.borrow().get(&tag), Some(OpenCall::Report(..)));
-        if is_report && unframed::<ReportResponse>(&response.body).is_none() {
-            return self.on_failure(tag, false); // an error of gRPC
+    fn on_call_response(&self, tag: u64, now: Duration, response: &HttpResponse) {
+        let is_report = matches!(self.calls.borrow().get(&tag), Some(OpenCall::Report(_)));
+        let may_retry = response.header("grpc-status") == Some(UNAVAILABLE);
+        if is_report && may_retry && unframed::<ReportResponse>(&response.body).is_none() {
+            return self.on_failure(tag, now, false);
         }
         if let Some(OpenCall::Resolve(kill)) = self.calls.borrow_mut().remove(&tag) {
             let resolved = unframed::<ResolveResponse>(&response.body);
@@ -172,15 +186,16 @@ impl CommandChannel {
         }
     }
 
-    fn on_failure(&self, tag: u64, has_no_control_plane: bool) {
+    fn on_failure(&self, tag: u64, now: Duration, has_no_control_plane: bool) {
         match self.calls.borrow_mut().remove(&tag) {
             // Without a control plane, no other Envoy belongs to this one.
             Some(OpenCall::Resolve(kill)) if has_no_control_plane => answer(&kill, KillAnswer::Unchanged),
             Some(OpenCall::Resolve(kill)) => answer(&kill, KillAnswer::Refused(UNREACHABLE.to_owned())),
-            Some(OpenCall::Report(report, attempt)) if attempt < MAX_REPORT_ATTEMPTS && !has_no_control_plane => {
-                self.unsent.borrow_mut().push_back(OpenCall::Report(report, attempt + 1));
+            Some(OpenCall::Report(report)) if now < report.expires_at && !has_no_control_plane => {
+                let at = now + REPORT_RETRY_INTERVAL;
+                self.unsent.borrow_mut().push(UnsentReport { at, ..report });
             }
-            Some(OpenCall::Report(..)) | None => {}
+            Some(OpenCall::Report(_)) | None => {}
         }
     }
 }

@@ -34,6 +34,7 @@ impl Session {
     pub(super) fn leave_node(&self) {
         self.cancel_probes();
         self.abandon_migration();
+        self.with_traffic(|traffic| traffic.commands.statements.forget()); // their places under limits are free
         self.release_node();
     }
 

@@ -143,6 +143,7 @@ impl Session {
             return StartResult::Blocked(MigrationBlocker::Session);
         };
         if self.migration.is_probing()
+            || self.is_request_resuming()
             || self.has_quit()
             || !(client.conn().is_quiescent() && upstream.conn().is_quiescent())
         {
@@ -248,9 +249,9 @@ impl Session {
         self.is_movable(true)
     }
 
-    /// True: the session is idle, no probe runs, and both connections are offloaded or could be.
+    /// True: the session is idle, no probe runs, no request is about to be read again, and both connections are offloaded or could be.
     pub(super) fn try_prepare_migration(&self) -> bool {
-        if !self.is_idle() || self.migration.is_probing() {
+        if !self.is_idle() || self.migration.is_probing() || self.is_request_resuming() {
             return false;
         }
         if switches::is_offload_on() || self.migration.driver().is_some() {
@@ -278,8 +279,12 @@ impl Session {
         }
     }
 
-    /// Offloads both connections, if that is possible now. True: both are offloaded.
+    /// Offloads both connections, if that is possible now. True: both are offloaded. While a request is about to be read
+    /// again, Envoy must keep the client's connection, since no event of the socket announces the request.
     pub(super) fn try_offload(&self) -> bool {
+        if self.is_request_resuming() {
+            return false;
+        }
         let (Some(client), Some(upstream)) = (self.client_socket(), self.upstream()) else { return false };
         offload::try_offload(client) && offload::try_offload(upstream)
     }

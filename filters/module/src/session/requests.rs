@@ -94,13 +94,14 @@ impl Session {
         let awaits_client = self.awaits_client();
         let mut traffic = self.traffic.borrow_mut();
         let Some(traffic) = traffic.as_mut().filter(|traffic| traffic.tracker.state() != TrackerState::Opaque) else {
+            self.forget_decision();
             return Some(Found::Bytes(std::mem::take(bytes)));
         };
         self.follow_statements_switch(&mut traffic.commands);
         let statements = &traffic.commands.statements;
         let has_attributes = statements.has_attributes();
         let expects_command = traffic.tracker.expects_command();
-        let holds_changes_of_user = rules::is_on();
+        let holds_changes_of_user = rules::must_enforce();
         let interest = |start: RequestStart<'_>| match Command::from(start.command) {
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
             Command::ChangeUser if holds_changes_of_user => identity::interest(start),
@@ -143,7 +144,7 @@ impl Session {
         }
         match request.command() {
             // The rules have to know the user of what follows.
-            Some(Command::ChangeUser) if rules::is_on() && !self.awaits_client() => Decision::WaitForResponses,
+            Some(Command::ChangeUser) if rules::must_enforce() && !self.awaits_client() => Decision::WaitForResponses,
             Some(Command::ChangeUser | Command::SetOption) => match self.check_identity_command(request) {
                 Ok(None) => Decision::Pass,
                 Ok(Some(changed)) => Decision::Change(changed),
@@ -175,6 +176,7 @@ impl Session {
     fn forget_decision(&self) {
         self.requests.hold.set(RequestHold::None);
         self.requests.decision.take();
+        self.requests.kill_answer.take();
         self.stop_waiting_for_limit();
         self.release_permit();
     }

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::iter;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mysql_proto::command::Command;
@@ -11,9 +12,7 @@ use mysql_proto::error::answer_packet;
 use mysql_proto::packet::{MAX_PAYLOAD, packets};
 use mysql_proto::request_reader::{MAX_HELD_BYTES, Request, RequestStart};
 use sql_text::Digest;
-use statement_rules::{
-    Answer, Class, CommandKind, Exceeded, LimitKey, Outcome, Permit, RuleSet, StatementInfo, Verdict,
-};
+use statement_rules::{Answer, Class, CommandKind, Exceeded, Outcome, Permit, RuleSet, StatementInfo, Verdict};
 
 use super::requests::Decision;
 use super::{Session, traffic::Traffic};
@@ -44,11 +43,20 @@ pub(super) struct SessionRules {
     wait: RefCell<Option<LimitWait>>,
 }
 
-/// A request waits for a limit.
+/// A request that waits for a limit.
 struct LimitWait {
     since: Instant,
     /// When it is tried again.
     retry: Deadline,
+    judged: Judged,
+}
+
+/// What rules have said about a request.
+struct Judged {
+    active: Arc<ActiveRules>,
+    verdict: Verdict,
+    /// Where the text begins in the payload.
+    text_start: usize,
 }
 
 impl Session {
@@ -62,48 +70,100 @@ impl Session {
 
     /// What the rules say about a request.
     pub(super) fn judge(self: &Rc<Self>, request: &Request<'_>) -> Decision {
-        let decision = self.apply_rules(request);
-        if !matches!(decision, Decision::Wait | Decision::WaitForResponses) {
-            self.stop_waiting_for_limit();
+        let Some(active) = rules::current() else { return Decision::Pass };
+        let waited = self.rules.wait.take();
+        let since = waited.as_ref().map(|wait| wait.since);
+        let judged = match waited {
+            // Nothing that the verdict depends on changes while the request waits, except the rules.
+            Some(wait) if Arc::ptr_eq(&wait.judged.active, &active) => wait.judged,
+            _ => match self.apply_rules(&active, request) {
+                Ok(judged) => judged,
+                Err(decision) => return decision,
+            },
+        };
+        if since.is_none() {
+            active.count(&judged.verdict.hits);
         }
-        decision
+        self.follow_verdict(judged, since, request)
     }
 
-    fn apply_rules(self: &Rc<Self>, request: &Request<'_>) -> Decision {
-        let Some(active) = rules::current() else { return Decision::Pass };
-        let payload = request.payload();
-        let (verdict, text_start) = {
+    /// # Errors
+    /// The rules cannot judge the request, or not yet.
+    fn apply_rules(&self, active: &Arc<ActiveRules>, request: &Request<'_>) -> Result<Judged, Decision> {
+        let judged = {
             let traffic = self.traffic.borrow();
-            let Some(traffic) = &*traffic else { return Decision::Pass };
+            let Some(traffic) = &*traffic else { return Err(Decision::Pass) };
             if active.rules.has_databases() && traffic.commands.statements.may_change_database() {
-                return Decision::WaitForResponses;
+                return Err(Decision::WaitForResponses);
             }
-            match self.verdict(&active, traffic, &payload) {
-                Ok(verdict) => verdict,
-                Err(answer) if rules::must_enforce() => return refuse(request, &answer),
-                Err(_) => return Decision::Pass,
-            }
+            self.verdict(active, traffic, &request.payload())
         };
-        let is_first_try = self.rules.wait.borrow().is_none();
-        if is_first_try {
-            active.count(&verdict.hits);
+        match judged {
+            Ok((verdict, text_start)) => Ok(Judged { active: Arc::clone(active), verdict, text_start }),
+            Err(answer) if active.rules.must_enforce() => Err(self.refuse_request(request, &answer)),
+            Err(_) => Err(Decision::Pass),
         }
-        let (text, limits) = match verdict.outcome {
-            Outcome::Block(answer) => {
-                if request.command() == Some(Command::Prepare) {
-                    self.with_traffic(|traffic| traffic.commands.statements.on_prepare_refused());
-                }
-                return refuse(request, &answer);
-            }
+    }
+
+    /// `since`: since when the request has waited for a limit.
+    fn follow_verdict(self: &Rc<Self>, judged: Judged, since: Option<Instant>, request: &Request<'_>) -> Decision {
+        let (text, limits) = match &judged.verdict.outcome {
+            Outcome::Block(answer) => return self.refuse_request(request, answer),
             Outcome::Pass { text, limits } => (text, limits),
         };
-        if let Err(decision) = self.acquire(&active, &limits, request) {
-            return decision;
+        if !limits.is_empty() {
+            match rules::limiter().acquire(&judged.active.rules, limits, clock::now()) {
+                Ok(permit) => drop(self.rules.permit.replace(Some(permit))),
+                Err(exceeded) => return self.wait_for_limit(exceeded, judged, since, request),
+            }
         }
-        self.rules.must_log.set(verdict.must_log);
+        self.rules.must_log.set(judged.verdict.must_log);
         match text {
             None => Decision::Pass,
-            Some(text) => Decision::Change(packets(&[&payload[..text_start], &text].concat(), 0).into()),
+            Some(text) => {
+                let payload = request.payload();
+                Decision::Change(packets(&[&payload[..judged.text_start], text].concat(), 0).into())
+            }
+        }
+    }
+
+    fn wait_for_limit(
+        self: &Rc<Self>,
+        Exceeded { answer, retry_after, wait, .. }: Exceeded,
+        judged: Judged,
+        since: Option<Instant>,
+        request: &Request<'_>,
+    ) -> Decision {
+        let since = since.unwrap_or_else(Instant::now);
+        let left = wait.saturating_sub(since.elapsed());
+        if left.is_zero() {
+            return self.refuse_request(request, &answer);
+        }
+        let after = retry_after.unwrap_or((since.elapsed() / 4).clamp(FIRST_RETRY, LONGEST_RETRY)).min(left);
+        let retry = Deadline::new(&self.worker.deadlines, after, &Rc::downgrade(self));
+        self.rules.wait.replace(Some(LimitWait { since, retry, judged }));
+        Decision::Wait
+    }
+
+    fn refuse_request(&self, request: &Request<'_>, answer: &Answer) -> Decision {
+        self.on_refused(request.command());
+        Decision::Answer(answer_packet(answer.code, answer.state, &answer.message, request.response_sequence()))
+    }
+
+    /// The error for a statement that is too long to be held. `sequence`: of the response.
+    pub(crate) fn refuse_too_long(&self, command: Command, sequence: u8) -> Vec<u8> {
+        self.on_refused(Some(command));
+        let text = format!(
+            "Tidevoy: while rules for statements are in force, a statement may have up to {} MiB (operator: tidevoy \
+             rules)",
+            MAX_HELD_BYTES / 1024 / 1024
+        );
+        answer_packet(PACKET_TOO_LONG, *b"HY000", &text, sequence)
+    }
+
+    fn on_refused(&self, command: Option<Command>) {
+        if command == Some(Command::Prepare) {
+            self.with_traffic(|traffic| traffic.commands.statements.on_prepare_refused());
         }
     }
 
@@ -128,15 +188,15 @@ impl Session {
         };
         let range = statements.text_range(payload).ok_or_else(invalid_attributes)?;
         let mut parts = sql_text::statements(&payload[range.clone()]);
-        let first = Judged::new(rules, collector, parts.next().unwrap_or_default());
+        let first = Classified::new(rules, collector, parts.next().unwrap_or_default());
         let others =
-            parts.by_ref().take(MAX_STATEMENTS).map(|text| Judged::new(rules, collector, text)).collect::<Vec<_>>();
+            parts.by_ref().take(MAX_STATEMENTS).map(|text| Classified::new(rules, collector, text)).collect::<Vec<_>>();
         let verdict = if others.is_empty() {
             self.judge_statements(rules, statements, kind, &[first.info()])
         } else if others.len() == MAX_STATEMENTS {
             return Err(too_many_statements());
         } else {
-            let infos = iter::once(&first).chain(&others).map(Judged::info).collect::<Vec<_>>();
+            let infos = iter::once(&first).chain(&others).map(Classified::info).collect::<Vec<_>>();
             self.judge_statements(rules, statements, kind, &infos)
         };
         Ok((verdict, range.start))
@@ -159,38 +219,6 @@ impl Session {
             client: self.addresses().map(|(client, _)| client.ip()),
             group: node.as_ref().map_or("", |assigned| &assigned.node.group),
         })
-    }
-
-    /// Counts a request towards limits.
-    ///
-    /// # Errors
-    /// A limit is reached, so the request waits or is refused.
-    fn acquire(
-        self: &Rc<Self>,
-        active: &ActiveRules,
-        limits: &[LimitKey],
-        request: &Request<'_>,
-    ) -> Result<(), Decision> {
-        if limits.is_empty() {
-            return Ok(());
-        }
-        match rules::limiter().acquire(&active.rules, limits, clock::now()) {
-            Ok(permit) => {
-                self.rules.permit.replace(Some(permit));
-                Ok(())
-            }
-            Err(Exceeded { answer, retry_after, wait, .. }) => {
-                let since = self.rules.wait.borrow().as_ref().map_or_else(Instant::now, |wait| wait.since);
-                let left = wait.saturating_sub(since.elapsed());
-                if left.is_zero() {
-                    return Err(refuse(request, &answer));
-                }
-                let after = retry_after.unwrap_or((since.elapsed() / 4).clamp(FIRST_RETRY, LONGEST_RETRY)).min(left);
-                let retry = Deadline::new(&self.worker.deadlines, after, &Rc::downgrade(self));
-                self.rules.wait.replace(Some(LimitWait { since, retry }));
-                Err(Decision::Wait)
-            }
-        }
     }
 
     /// Tries the request again that waits for a limit, if it is time to.
@@ -222,24 +250,15 @@ impl Session {
     }
 }
 
-/// The error for a statement that is too long to be held.
-pub(crate) fn statement_too_long(sequence: u8) -> Vec<u8> {
-    let text = format!(
-        "Tidevoy: while rules for statements are in force, a statement may have up to {} MiB (operator: tidevoy rules)",
-        MAX_HELD_BYTES / 1024 / 1024
-    );
-    answer_packet(PACKET_TOO_LONG, *b"HY000", &text, sequence)
-}
-
 /// A statement that the rules judge.
-struct Judged<'a> {
+struct Classified<'a> {
     text: Cow<'a, [u8]>,
     /// All zeros if no rule depends on it.
     digest: Digest,
     class: Class,
 }
 
-impl<'a> Judged<'a> {
+impl<'a> Classified<'a> {
     fn new(rules: &RuleSet, collector: &StatementCollector, text: Cow<'a, [u8]>) -> Self {
         if !rules.needs_digest() {
             let class = rules.classify_text_only(&text);
@@ -252,10 +271,6 @@ impl<'a> Judged<'a> {
     fn info(&self) -> StatementInfo<'_> {
         StatementInfo { text: &self.text, digest: &self.digest, class: &self.class }
     }
-}
-
-fn refuse(request: &Request<'_>, answer: &Answer) -> Decision {
-    Decision::Answer(answer_packet(answer.code, answer.state, &answer.message, request.response_sequence()))
 }
 
 fn unknown_statement() -> Answer {

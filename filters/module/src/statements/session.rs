@@ -43,6 +43,8 @@ pub(crate) struct SessionStatements {
     /// The commands without a complete response, oldest first.
     commands: VecDeque<RunningCommand>,
     prepared: HashMap<u32, Rc<PreparedStatement>>,
+    /// The client has prepared a `USE`.
+    has_prepared_use: bool,
     /// The module has answered the last request to prepare a statement, so [`LAST_PREPARED`] names no statement.
     is_last_refused: bool,
     /// The selected database. Empty: none.
@@ -80,6 +82,7 @@ impl SessionStatements {
             may_send_several: capabilities.has(Capabilities::MULTI_STATEMENTS),
             commands: VecDeque::new(),
             prepared: HashMap::new(),
+            has_prepared_use: false,
             is_last_refused: false,
             connection_database: selected_database(database),
             database: selected_database(database),
@@ -138,7 +141,7 @@ impl SessionStatements {
         match Command::from(start.command) {
             Command::Prepare | Command::CloseStatement | Command::InitDb => true,
             Command::Query => self.is_collecting() || self.may_use_database(start),
-            Command::Execute | Command::BulkExecute => self.is_collecting(),
+            Command::Execute | Command::BulkExecute => self.is_collecting() || self.has_prepared_use,
             _ => false,
         }
     }
@@ -220,7 +223,7 @@ impl SessionStatements {
         self.prepared.get(&id)
     }
 
-    /// The module has answered a request to prepare a statement.
+    /// The module has answered a request that may have been to prepare a statement.
     pub(crate) fn on_prepare_refused(&mut self) {
         self.is_last_refused = true;
     }
@@ -280,6 +283,7 @@ impl SessionStatements {
     /// The node has prepared the statement of the oldest command.
     pub(crate) fn on_prepared(&mut self, id: u32) {
         if let Some(RunningCommand { content: Content::Prepares(statement), .. }) = self.commands.front() {
+            self.has_prepared_use |= statement.database.is_some();
             self.prepared.insert(LAST_PREPARED, Rc::clone(statement));
             if self.prepared.len() < MAX_PREPARED {
                 self.prepared.insert(id, Rc::clone(statement));

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 pub(super) const MAX_OBJECTS: usize = 5000;
 const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// Objects with longer texts are not shared.
-const MAX_TEXT_BYTES: usize = 64 * 1024;
+const MAX_TEXT_BYTES: usize = 1024 * 1024;
 
 /// Objects by their texts. Those that nobody uses are forgotten when there is no room for another one.
 pub(super) struct Shared<T> {

@@ -135,6 +135,18 @@ fn use_statement_counts_for_later_statements() {
 }
 
 #[test]
+fn only_the_first_statements_within_prepare_are_judged() {
+    let prepare = |number: usize| format!("prepare s from '{}drop table t'", "select 1; ".repeat(number));
+    let block = rules(r#"[{"name": "r", "pattern": "^drop table", "block": {"message": "x"}}]"#);
+    let rewrite = rules(r#"[{"name": "r", "pattern": "select 1", "rewrite": {"replace": "select 2"}}]"#);
+    let outcome_of = |rules: &RuleSet, number| outcome(&CLIENT.judge(rules, prepare(number).as_bytes()));
+    assert_eq!([outcome_of(&block, 99), outcome_of(&block, 100)], ["block x", "pass"]);
+    let text = outcome_of(&rewrite, 99);
+    assert!(text.contains("select 2; drop table t"), "{text}");
+    assert_eq!(outcome_of(&rewrite, 100), "pass");
+}
+
+#[test]
 fn text_within_prepare_is_judged() {
     let rules = rules(
         r#"[{"name": "r", "user": ["app"], "pattern": "drop table", "commands": ["query"], "block": {"message": "x"}},
