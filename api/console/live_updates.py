@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 
 from fastapi import APIRouter
 
 from api.dependencies import EngineDep, StoppingDep
-from api.routes.events import STREAM_HEADERS, EventStream, event_topic, iter_batches
+from api.routes.events import STREAM_HEADERS, EventStream, iter_batches
 from controlplane.events.event_messages import Event
 
 router = APIRouter(include_in_schema=False)
@@ -19,9 +19,8 @@ _POLL_SECONDS = 2.0  # counters change without events, so pages refresh at least
 _MIN_INTERVAL_SECONDS = 1.0  # between two messages, because after each one the server renders pages
 _MAX_ANNOUNCEMENTS = 3  # per message; users do not read more
 
-# The topic that an event changes, by the first word of its kind; "nodes" for all other words.
-_TOPIC_BY_EVENT = {"envoy": "envoys", "rollout": "rollouts"}
-_POLLED_TOPICS = ("nodes", "envoys", "statements", "rollouts")
+# In each message: counters change without events.
+_POLLED_TOPICS = ("nodes", "envoys", "statements", "rules", "rollouts")
 # Events that are announced as text, also to screen readers.
 _ANNOUNCED_EVENTS = (
     "node.state",
@@ -61,17 +60,10 @@ def _update_message(events: Sequence[Event]) -> str:
             *announcements[:_MAX_ANNOUNCEMENTS],
             f"and {len(announcements) - _MAX_ANNOUNCEMENTS} more events",
         ]
-    data = json.dumps({"topics": changed_topics(events), "announcements": announcements})
+    topics = (*_POLLED_TOPICS, "events") if events else _POLLED_TOPICS
+    data = json.dumps({"topics": topics, "announcements": announcements})
     return f"event: changed\ndata: {data}\n\n"
 
 
 def _announcement(event: Event) -> str:
     return event.message if event.subject in event.message else f"{event.subject}: {event.message}"
-
-
-def changed_topics(events: Iterable[Event]) -> list[str]:
-    """Return the topics that may have changed. Polled topics are always included: counters emit no events."""
-    topics = dict.fromkeys(_POLLED_TOPICS)
-    for event in events:
-        topics |= {_TOPIC_BY_EVENT.get(event_topic(event), "nodes"): None, "events": None}
-    return list(topics)

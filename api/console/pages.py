@@ -109,11 +109,11 @@ def page(request: Request, template: str, status: int = 200, /, **values: Any) -
 
 
 def live_page(
-    request: Request, template: str, topics: str, link: str, /, values: Mapping[str, Any], **page_values: Any
+    request: Request, template: str, topic: str, link: str, /, values: Mapping[str, Any], **page_values: Any
 ) -> Response:
     """Return a page with a live part, rendered from `_{template}`, which the browser refreshes after changes.
 
-    `topics` are topics of `api.console.live_updates`; `link` is the page's address. The refresh URL contains
+    `topic` is a topic of `api.console.live_updates`; `link` is the page's address. The refresh URL contains
     a digest of the live part; if the content has not changed, the response is 204. `page_values` are for the
     rest of the page.
     """
@@ -125,7 +125,7 @@ def live_page(
     part = _templates.get_template("live.html").render(
         content=Markup(content),  # noqa: S704 - rendered above, with everything escaped
         refresh_url=f"{link}{separator}seen={digest}",
-        triggers=", ".join(f"changed-{topic} from:body" for topic in topics.split()),
+        topic=topic,
     )
     if request.headers.get("hx-target") == "live":
         # Only a user's navigation changes the address in the browser; a refresh does not.

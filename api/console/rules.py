@@ -22,8 +22,7 @@ async def show_rules(request: Request, engine: EngineDep) -> Response:
     matching = [view for view in rules if _matches(view, text)]
     values = {"rules": matching[:_MAX_RULES], "match_count": len(matching), "total": len(rules), "text": text}
     link = table.search_link("/console/rules", text=text)
-    # Hits change without an event, and pages of Envoys are refreshed regularly.
-    return pages.live_page(request, "rules.html", "envoys", link, values)
+    return pages.live_page(request, "rules.html", "rules", link, values)
 
 
 def _matches(view: RuleView, text: str) -> bool:

@@ -62,7 +62,7 @@
     });
   }
   function refresh() {
-    for (const topic of ["nodes", "envoys", "rollouts", "events"]) htmx.trigger(document.body, `changed-${topic}`);
+    htmx.trigger(document.body, "changed-all");
   }
   function showConnection(text, alive) {
     byId("pulse").hidden = false;

@@ -35,6 +35,7 @@ FORMS = (
     "/console/start-rollout",
     "/console/start-rollout?nodes=all",
 )
+POLLED_TOPICS = ["nodes", "envoys", "statements", "rules", "rollouts"]
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 TOKENS = {"viewer": "tvy_viewer-of-the-tests", "operator": "tvy_operator-of-the-tests"}
 # No servers run at these addresses, so they must not be probed.
@@ -227,7 +228,7 @@ async def test_search_changes_the_url(server: ApiServer) -> None:
 
 
 async def test_envoys_page_shows_only_envoys_with_problems_on_request(server: ApiServer) -> None:
-    port = int(server.next_settings.xds.listen.rpartition(":")[2])
+    port = server.xds_port
     async with FakeEnvoy(port, "envoy-1") as envoy:
         await envoy.wait_for_endpoints(bool)
 
@@ -246,7 +247,7 @@ async def test_envoys_page_shows_only_envoys_with_problems_on_request(server: Ap
 async def test_hostile_texts_are_escaped(server: ApiServer) -> None:
     labels = {HOSTILE: HOSTILE, "zone": HOSTILE}
     (await server.http.patch(f"/v1/nodes/{A}", json={"labels": labels})).raise_for_status()
-    port = int(server.next_settings.xds.listen.rpartition(":")[2])
+    port = server.xds_port
     async with FakeEnvoy(port, HOSTILE) as envoy:
         await envoy.wait_for_endpoints(bool)
         envoy.nack_message = HOSTILE
@@ -340,6 +341,13 @@ def append(log: EventLog, number: int, kind: str) -> None:
     log.emit(kind, "sentence" if number % 2 else "subject", f"sentence {number}")
 
 
+@pytest.mark.parametrize("path", PAGES)
+async def test_live_part_of_each_page_is_refreshed(server: ApiServer, path: str) -> None:
+    page = (await server.http.get(path)).text
+    (topic,) = re.findall(r'hx-trigger="changed-(\w+) from:body, changed-all from:body"', page)
+    assert topic in (*POLLED_TOPICS, "events")
+
+
 async def test_pages_are_notified_of_changes_at_a_limited_rate() -> None:
     log, stopping = EventLog(monotonic_unix_clock()), asyncio.Event()
     append(log, 1, "node.state")
@@ -347,7 +355,7 @@ async def test_pages_are_notified_of_changes_at_a_limited_rate() -> None:
     assert (await anext(messages)).startswith(":")
     append(log, 2, "node.state")
     assert parse_message(await anext(messages)) == (
-        ["nodes", "envoys", "statements", "rollouts", "events"],
+        [*POLLED_TOPICS, "events"],
         ["subject: sentence 2"],
     )
     start = time.monotonic()
@@ -365,7 +373,10 @@ async def test_pages_are_refreshed_regularly_without_events() -> None:
     log, stopping = EventLog(monotonic_unix_clock()), asyncio.Event()
     messages = iter_sse_updates(log.subscribe(), stopping, poll_seconds=0.01, min_interval=0.0)
     await anext(messages)
-    assert parse_message(await anext(messages)) == (["nodes", "envoys", "statements", "rollouts"], [])
+    assert parse_message(await anext(messages)) == (
+        POLLED_TOPICS,
+        [],
+    )
     await messages.aclose()
 
 
