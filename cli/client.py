@@ -81,8 +81,9 @@ class ControlPlaneClient:
         """The control plane's time, from its last response; this machine's clock may be wrong."""
         return datetime.now(UTC) + self._clock_offset
 
-    def get(self, path: str) -> Any:
-        return self._call("GET", path)
+    def get(self, path: str, **query: Any) -> Any:
+        """Parameters of the query that are None are left out."""
+        return self._call("GET", path, params=_without_none(query))
 
     def poll(self, path: str) -> Any:
         """Wait half a second, then `get`; retry for a minute while the control plane is unreachable."""
@@ -107,8 +108,9 @@ class ControlPlaneClient:
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._call("PATCH", path, json=body)
 
-    def delete(self, path: str, **query: str) -> Any:
-        return self._call("DELETE", path, params=query)
+    def delete(self, path: str, **query: Any) -> Any:
+        """Parameters of the query that are None are left out."""
+        return self._call("DELETE", path, params=_without_none(query))
 
     def events(self, *, after: int | None, follow: bool) -> Iterator[dict[str, Any]]:
         """Yield the stored events with an id above `after`; with `follow`, then new events as they happen.
@@ -179,6 +181,11 @@ class ControlPlaneClient:
         if response.status_code == 404:
             raise NotFound(detail)
         raise UsageError(detail) if response.status_code == 422 else CliError(detail)
+
+
+def _without_none(query: Mapping[str, Any]) -> dict[str, Any] | None:
+    # With an empty mapping, httpx2 would delete a query in the path.
+    return {name: value for name, value in query.items() if value is not None} or None
 
 
 def _load_token() -> tuple[str, str]:

@@ -45,9 +45,12 @@ def show_nodes(
     as_json: AsJson = False,
 ) -> None:
     """Show the TiDB servers and their states."""
-    path = "/v1/nodes?explain=true" if explain else "/v1/nodes"
     with ControlPlaneClient(url) as client:
-        answer = client.get(path if address is None else node_path(address))
+        answer = (
+            client.get("/v1/nodes", explain="true" if explain else None)
+            if address is None
+            else client.get(node_path(address))
+        )
     if as_json:
         show_json(answer)
         return
@@ -181,7 +184,7 @@ def remove(
 ) -> None:
     """Drain a node, then remove it."""
     with ControlPlaneClient(url) as client:
-        _print_node(client.delete(node_path(address), **({"force": "true"} if force else {})), "removed")
+        _print_node(client.delete(node_path(address), force="true" if force else None), "removed")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from cli.errors import CliError, UsageError
 from cli.options import DEFAULT_URL, AsJson, Url
 from cli.output import format_count, print_note, print_result, sanitize, show_json, show_table
 from controlplane.config.yaml_loader import parse_yaml_value
-from controlplane.model.rules import RULE_CONDITIONS
+from controlplane.model.rules import describe_conditions
 
 app = typer.Typer(
     help="Show and set the rules that block, limit, rewrite or log statements.", invoke_without_command=True
@@ -154,17 +154,8 @@ def _rule_row(details: dict[str, Any]) -> tuple[str, ...]:
         details["action"],
         state if details["enabled"] else "off",
         format_count(hits),
-        _describe_conditions(details["rule"]),
+        describe_conditions(details["rule"]),
     )
-
-
-def _describe_conditions(rule: dict[str, Any]) -> str:
-    texts = [
-        f"{key} {', '.join(value) if isinstance(value, list) else value}"
-        for key, value in rule.items()
-        if key in RULE_CONDITIONS
-    ]
-    return "; ".join(texts) or "all statements"
 
 
 def _read_rules(file: str) -> list[Any]:

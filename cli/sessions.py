@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
 from cli.client import ControlPlaneClient
 from cli.options import DEFAULT_URL, AsJson, Url
 from cli.output import format_time, print_note, print_result, sanitize, show_json, show_table
-from cli.statement_tables import format_seconds
+from cli.statement_tables import DIGEST_DIGITS, format_seconds
 
 app = typer.Typer()
 
@@ -19,7 +18,6 @@ _HEADERS = (
     *("ID", "NODE ID", "USER", "CLIENT", "ENVOY", "NODE", "DATABASE", "STATE", "TIME", "MOVES", "SINCE"),
     "STATEMENT",
 )
-_DIGEST_DIGITS = 12  # as in `tidevoy top`
 EnvoyOption = Annotated[str | None, typer.Option(metavar="ID", help="Only sessions through this Envoy.")]
 
 
@@ -36,10 +34,10 @@ def sessions(
     as_json: AsJson = False,
 ) -> None:
     """Show the live sessions of all Envoys, those first that have been busy longest."""
-    query = {"user": user, "node": node, "envoy": envoy, "client": client, "limit": limit}
-    present = {name: value for name, value in query.items() if value is not None}
     with ControlPlaneClient(url) as control_plane:
-        answer = control_plane.get(f"/v1/sessions?{urlencode(present)}")
+        answer = control_plane.get(
+            "/v1/sessions", user=user, node=node, envoy=envoy, client=client, limit=limit
+        )
     if as_json:
         show_json(answer)
         return
@@ -58,7 +56,7 @@ def kill(
 ) -> None:
     """End the session with this id, from its client's handshake or from its node's process list."""
     with ControlPlaneClient(url) as control_plane:
-        session = control_plane.delete(f"/v1/sessions/{id}", **({"envoy": envoy} if envoy else {}))
+        session = control_plane.delete(f"/v1/sessions/{id}", envoy=envoy or None)
     print_result(
         sanitize(
             f"ended session {session['id']} of {session['user'] or 'a client that logs in'} from"
@@ -68,7 +66,7 @@ def kill(
 
 
 def _row(session: Mapping[str, Any]) -> tuple[str, ...]:
-    digest = (session["digest"] or "")[:_DIGEST_DIGITS]
+    digest = (session["digest"] or "")[:DIGEST_DIGITS]
     return (
         *(
             str(session[key] or "-")

@@ -14,8 +14,8 @@ HEADERS = (
 GROUP_HEADERS = ("SHARE", "TIME", "COUNT", "PER SECOND", "AVERAGE", "P95", "MAX", "ERRORS", "ROWS")
 LATENCY_HEADERS = ("LATENCY", "COUNT", "SHARE", "")
 MAX_TEXT_CHARS = 2048
+DIGEST_DIGITS = 12  # enough to name a statement with `tidevoy top --digest`
 
-_DIGEST_DIGITS = 12  # enough to name a statement with `--digest`
 _BAR_CHARS = 40
 _OTHERS = "all other statements"
 _SECONDS_PER_MINUTE = 60
@@ -24,7 +24,7 @@ _SECONDS_PER_MINUTE = 60
 def statement_rows(answer: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return a row per statement of `GET /v1/statements`, and one for all others if there are any."""
     rows = [
-        (*_numbers(entry), entry["digest"][:_DIGEST_DIGITS], " ".join((entry["text"] or "not known").split()))
+        (*_numbers(entry), entry["digest"][:DIGEST_DIGITS], " ".join((entry["text"] or "not known").split()))
         for entry in answer["statements"]
     ]
     if answer["others"]["count"]:

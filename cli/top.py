@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 import typer
 
@@ -35,6 +34,7 @@ _WINDOW_OPTION = typer.Option(
     show_default=False,
 )
 
+_PATH = "/v1/statements"
 _REFRESH_SECONDS = 2.0
 _DEFAULT_WINDOW_SECONDS = 60
 _OFF = (
@@ -70,16 +70,11 @@ def top(
         if digest is not None:
             _show_one(client, query | {"digest": digest.lower()}, as_json=as_json)
         elif as_json:
-            show_json(_get(client, query))
+            show_json(client.get(_PATH, **query))
         elif once or not sys.stdout.isatty():
-            _show_list(_get(client, query))
+            _show_list(client.get(_PATH, **query))
         else:
             _follow(client, query)
-
-
-def _get(client: ControlPlaneClient, query: Mapping[str, Any]) -> Any:
-    present = {name: value for name, value in query.items() if value is not None}
-    return client.get(f"/v1/statements?{urlencode(present)}")
 
 
 def _show_list(answer: Mapping[str, Any]) -> None:
@@ -101,7 +96,7 @@ def _follow(client: ControlPlaneClient, query: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    answer, problem = _get(client, query), ""
+    answer, problem = client.get(_PATH, **query), ""
     console = Console(highlight=False, markup=False, emoji=False)
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -109,7 +104,7 @@ def _follow(client: ControlPlaneClient, query: Mapping[str, Any]) -> None:
                 live.update(_screen(answer, problem, console.height), refresh=True)
                 time.sleep(_REFRESH_SECONDS)
                 try:
-                    answer, problem = _get(client, query), ""
+                    answer, problem = client.get(_PATH, **query), ""
                 except ControlPlaneUnreachable as error:
                     problem = f"{error}; retrying"
     except KeyboardInterrupt:
@@ -133,8 +128,8 @@ def _screen(answer: Mapping[str, Any], problem: str, height: int) -> Any:
 
 def _show_one(client: ControlPlaneClient, query: Mapping[str, Any], *, as_json: bool) -> None:
     """Show one statement. Raises CliError if no statement or several ones match."""
-    answer = _get(client, query)
-    parts = {by: _get(client, {**query, "by": by}) for by in ("user", "node")}
+    answer = client.get(_PATH, **query)
+    parts = {by: client.get(_PATH, **query, by=by) for by in ("user", "node")}
     if as_json:
         show_json({**answer, **{f"by_{by}": part["statements"] for by, part in parts.items()}})
         return

@@ -91,8 +91,8 @@ class FakeApiClient(ControlPlaneClient):
         super().__init__("http://127.0.0.1:1")
         self._path, self._answers = path, iter(answers)
 
-    def get(self, path: str) -> Any:
-        assert path == self._path
+    def get(self, path: str, **query: Any) -> Any:
+        assert (path, query) == (self._path, {})
         answer = next(self._answers)
         if isinstance(answer, BaseException):
             raise answer
