@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from controlplane.texts import some_of
+
 
 class TidevoyError(Exception):
     """Base of all errors that Tidevoy raises on purpose."""
@@ -47,10 +49,9 @@ class ModuleRequired(TidevoyError):
     """The operation needs Tidevoy's module in every Envoy, and some Envoys do not use it."""
 
     def __init__(self, operation: str, envoys: Sequence[str], alternative: str) -> None:
-        more = f" and {len(envoys) - 3} more" if len(envoys) > 3 else ""
         super().__init__(
             f"{operation} needs Tidevoy's module in every Envoy, and these Envoys do not use it:"
-            f" {', '.join(envoys[:3])}{more}; {alternative}"
+            f" {some_of(envoys)}; {alternative}"
         )
 
 
@@ -69,7 +70,7 @@ class AmbiguousSession(TidevoyError):
 
 
 class SessionsUnavailable(TidevoyError):
-    """Not all Envoys have told their sessions."""
+    """The sessions of some Envoys are unknown."""
 
     retryable = True
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
-from api.schemas.common import ResponseModel, attribute
+from api.schemas.common import ResponseModel, StrictRequest, attribute
 from controlplane.config.statement_rules import StatementRuleSettings
 from controlplane.config.statements import MAX_RULES
 from controlplane.model.rules import RuleAction, RuleSource, StatementRule
@@ -25,7 +25,7 @@ class RuleDetails(ResponseModel):
         description="`api`: an operator has set it; `settings`: it is one of the settings."
     )
     action: RuleAction = Field(description="What the rule does.")
-    enabled: bool = attribute("is_enabled", "Whether the rule applies.")
+    enabled: bool = attribute("rule.is_enabled", "Whether the rule applies.")
     dry_run: bool = attribute("is_dry_run", "Whether the rule only counts statements.")
     hits: int = Field(description="Statements to which it applied, at all Envoys since their start.")
     dry_run_hits: int = Field(description="Statements to which it would have applied.")
@@ -38,27 +38,21 @@ class RuleList(ResponseModel):
     rules: list[RuleDetails]
 
 
-class SetRulesRequest(BaseModel):
+class SetRulesRequest(StrictRequest):
     """All rules that the API sets."""
-
-    model_config = ConfigDict(extra="forbid")
 
     rules: list[StatementRuleSettings] = Field(max_length=MAX_RULES, description="The rules in their order.")
 
 
-class AddRuleRequest(BaseModel):
+class AddRuleRequest(StrictRequest):
     """A new rule."""
-
-    model_config = ConfigDict(extra="forbid")
 
     rule: StatementRuleSettings
     before: str | None = Field(None, description="The rule before which it is added; default: at the end.")
 
 
-class CheckRulesRequest(BaseModel):
+class CheckRulesRequest(StrictRequest):
     """A request of a client that is judged, but not run."""
-
-    model_config = ConfigDict(extra="forbid")
 
     statement: str = Field(
         min_length=1, max_length=1_000_000, description="The text, which may have several statements."

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
 from api.schemas.common import ResponseModel, StrictQuery
-from controlplane.model.sessions import Session, SessionListing, SessionQuery
+from controlplane.model.sessions import Session, SessionListing, SessionQuery, SessionState
 from controlplane.sessions.messages import MAX_SESSIONS_PER_ENVOY
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-SessionState = Literal["idle", "busy", "transaction", "login", "opaque", "moving"]
 MAX_ID = 2**64 - 1
 
 
@@ -27,9 +26,7 @@ class SessionListQuery(StrictQuery):
 
     @property
     def as_query(self) -> SessionQuery:
-        return SessionQuery(
-            user=self.user, node=self.node, envoy=self.envoy, client=self.client, limit=self.limit
-        )
+        return SessionQuery(**self.model_dump())
 
 
 class EndSessionQuery(StrictQuery):
@@ -52,7 +49,7 @@ class SessionDetails(ResponseModel):
         description="`transaction`: open, and no statement runs. `moving`: on its way to another node."
         " `opaque`: the module cannot follow the protocol of the session."
     )
-    seconds: float = Field(description="How long the statement has been running, or none has.")
+    seconds: float = Field(description="How long the session has been in this state.")
     since: datetime | None = Field(description="When the client logged in; null: it still logs in.")
     moves: int = Field(description="How often it has moved to another node.")
     digest: str | None = Field(
@@ -74,7 +71,7 @@ class SessionDetails(ResponseModel):
                 "node": session.node or None,
                 "state": session.state,
                 "seconds": session.seconds_in_state,
-                "since": None if logged_in is None else _before(now, logged_in),
+                "since": None if logged_in is None else now - timedelta(seconds=logged_in),
                 "moves": session.moves,
                 "digest": session.digest or None,
                 "text": session.text or None,
@@ -98,10 +95,3 @@ def build_session_list(listing: SessionListing, now: float) -> SessionList:
         sessions=[SessionDetails.read(session, at) for session in listing.sessions],
         incomplete=list(listing.incomplete),
     )
-
-
-def _before(now: datetime, seconds: float) -> datetime:
-    try:
-        return now - timedelta(seconds=seconds)
-    except OverflowError:
-        return datetime.min.replace(tzinfo=UTC)

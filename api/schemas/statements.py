@@ -44,7 +44,7 @@ class StatementListQuery(StrictQuery):
     node: Name | None = Field(None, description="Only executions on this node.")
     envoy: Name | None = Field(None, description="Only executions through this Envoy.")
     digest: Annotated[str, StringConstraints(pattern=_DIGEST_PATTERN)] | None = Field(
-        None, description="Only statements with this digest, or with digests that begin so."
+        None, description="Only statements whose digest is this text or begins with it."
     )
     by: GroupBy | None = Field(
         None, description="An entry per statement and user, or per statement and node."
@@ -52,15 +52,7 @@ class StatementListQuery(StrictQuery):
 
     @property
     def as_query(self) -> StatementQuery:
-        return StatementQuery(
-            sort=self.sort,
-            limit=self.limit,
-            user=self.user,
-            node=self.node,
-            envoy=self.envoy,
-            digest=self.digest,
-            by=self.by,
-        )
+        return StatementQuery(**self.model_dump(exclude={"window"}))
 
 
 class LatencyBucket(ResponseModel):
@@ -81,7 +73,7 @@ class ExecutionDetails(ResponseModel):
     seconds: float = Field(description="Time from the requests to the end of the responses, in total.")
     share: Ratio = Field(description="The part of the time of all matching statements, from 0 to 1.")
     average_seconds: float | None
-    p50_seconds: float | None = Field(description="From a histogram, and so only about right.")
+    p50_seconds: float | None = Field(description="An estimate from the latency histogram.")
     p95_seconds: float | None
     p99_seconds: float | None
     max_seconds: float

@@ -79,13 +79,16 @@ def needs_engine(rule: StatementRule) -> bool:
     return not rule.definition.keys().isdisjoint(_KEYS_WITH_PATTERNS)
 
 
-def try_request(rules: Sequence[StatementRule], request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what would happen to a request. The rules must be valid. Raises RuleEngineUnavailable."""
+def try_request(
+    rules: Sequence[StatementRule], request: Mapping[str, Any]
+) -> tuple[list[RuleProblem], dict[str, Any]]:
+    """Return the problems of rules, and what would happen to a request; with problems, this is unknown.
+
+    Raises RuleEngineUnavailable.
+    """
     answer = _run(rules, [request])
-    if answer["errors"]:
-        raise RuleEngineUnavailable(_to_problem(answer["errors"][0]).problem, "correct this rule first")
-    result: dict[str, Any] = answer["results"][0]
-    return result
+    problems = [_to_problem(error) for error in answer["errors"]]
+    return problems, {} if problems else answer["results"][0]
 
 
 def check_settings(settings: Settings) -> list[InvalidSetting]:
@@ -97,7 +100,7 @@ def check_settings(settings: Settings) -> list[InvalidSetting]:
 
 
 def _to_problem(error: Mapping[str, Any]) -> RuleProblem:
-    if not error["rule"]:
+    if error["index"] is None:
         return RuleProblem(None, "", error["reason"], "use fewer or simpler patterns")
     place = f" at character {error['position']}" if error["position"] else ""
     return RuleProblem(error["index"], error["key"], f"{error['reason']}{place}")

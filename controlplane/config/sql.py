@@ -52,15 +52,19 @@ class LoginLimits(SettingsSection):
     PROXY header. The limits per address do not apply to them."""
 
 
-class LoginLogSettings(SettingsSection):
-    """A log with one line of JSON for each login and each change of user (module only)."""
+class EnvoyLogSettings(SettingsSection):
+    """A log that each Envoy writes (module only)."""
 
     path: EnvoyLogFile | None = setting(None)
-    """File to which each Envoy writes the lines; default: no log."""
+    """File to which each Envoy writes the log; default: no log."""
     max_bytes: int = setting(100 << 20, unit="bytes", ge=0, le=1 << 40)
     """Size at which the module rotates the file; 0: never. Standard output is not rotated."""
     keep: int = setting(5, ge=0, le=100)
     """Number of rotated files that are kept; their names end in `.1`, `.2` and so on."""
+
+
+class LoginLogSettings(EnvoyLogSettings):
+    """A log with one line of JSON for each login and each change of user (module only)."""
 
 
 class SqlSettings(SettingsSection):

@@ -96,7 +96,7 @@ class RewriteSettings(SettingsSection):
     """The node gets another text. Exactly one of the keys is set."""
 
     replace: str | None = setting(None, max_length=65_536)
-    """Stands for what `pattern` matches; `$1` is its first group."""
+    """The text that replaces what `pattern` matches; `$1` is its first group."""
     text: str | None = setting(None, max_length=65_536)
     """The statement that runs instead."""
     tables: dict[str, str] = setting({}, max_length=_MAX_VALUES)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from controlplane.config.sql import EnvoyLogFile
+from controlplane.config.sql import EnvoyLogSettings
 from controlplane.config.statement_rules import StatementRuleSettings
 from controlplane.config.types import SettingsSection, reject_duplicates, section, setting
 from controlplane.model.rules import StatementRule
@@ -14,14 +14,12 @@ from controlplane.model.rules import StatementRule
 MAX_RULES = 2000
 
 
-class StatementLogSettings(SettingsSection):
+class StatementLogSettings(EnvoyLogSettings):
     """A log of statements that are slow or have failed (module only).
 
     Tidevoy measures what clients see: from the arrival of the request to the last byte of the result.
     """
 
-    path: EnvoyLogFile | None = setting(None)
-    """File to which each Envoy writes the entries; default: no log."""
     format: Literal["json", "tidb"] = setting("json")
     """json: one line of JSON per statement. tidb: the format of TiDB's slow log, which TiDB and tools for
     slow logs read."""
@@ -35,10 +33,6 @@ class StatementLogSettings(SettingsSection):
     redact: bool = setting(True)
     """Whether the log shows normalized texts, in which literals are replaced, instead of the texts that
     clients send. Texts that may hold passwords or keys are normalized in any case."""
-    max_bytes: int = setting(100 << 20, unit="bytes", ge=0, le=1 << 40)
-    """Size at which the module rotates the file; 0: never. Standard output is not rotated."""
-    keep: int = setting(5, ge=0, le=100)
-    """Number of rotated files that are kept; their names end in `.1`, `.2` and so on."""
 
 
 class StatementSettings(SettingsSection):

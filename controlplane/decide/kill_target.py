@@ -1,5 +1,6 @@
-"""Decides which session an id means: the id in a client's handshake, or that at its present node. No I/O.
+"""Decides which session a connection id means. No I/O.
 
+The id may come from the client's handshake or from the session's present node.
 A node may give the id of a session that has left it to a new session. So one id may mean two sessions.
 """
 
@@ -9,15 +10,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from controlplane.model.sessions import Session
+from controlplane.texts import some_of
 
-_STATE_ORDER = {"busy": 0, "transaction": 1}
-_MAX_NAMED = 3
 _MAX_TEXT_CHARS = 400  # MySQL clients keep 511 bytes of an error text
 
 
 @dataclass(frozen=True, slots=True)
 class KillDecision:
-    """How a KILL passes. `node_id` 0: with its own id. `refusal` empty: it passes."""
+    """`node_id` replaces the id of the KILL; 0: it stays. `refusal`: the error; empty: there is none."""
 
     node_id: int = 0
     refusal: str = ""
@@ -30,7 +30,10 @@ def sessions_with_id(id_: int, sessions: Iterable[Session]) -> list[Session]:
 
 
 def decide_kill(id_: int, sessions: Iterable[Session], incomplete: Collection[str]) -> KillDecision:
-    """Decide how a KILL of this id passes. `incomplete`: who has not told its sessions, one clause each."""
+    """Decide which session a KILL of this id means.
+
+    `incomplete`: for each Envoy or control plane whose sessions are unknown, a clause that says why.
+    """
     if incomplete:
         reason = _cut("; ".join(incomplete))
         return KillDecision(
@@ -51,27 +54,12 @@ def decide_kill(id_: int, sessions: Iterable[Session], incomplete: Collection[st
 
 def describe_ambiguity(id_: int, sessions: Sequence[Session]) -> str:
     """Return that an id means several sessions, with the ids that distinguish them."""
-    named = " and ".join(
+    names = [
         f"connection {session.node_id} of {session.node or 'no server'} (id {session.id} at its login)"
-        for session in sessions[:_MAX_NAMED]
-    )
-    more = f" and {len(sessions) - _MAX_NAMED} more" if len(sessions) > _MAX_NAMED else ""
-    return (
-        f"the id {id_} means {len(sessions)} sessions: {_cut(named + more)}; use an id that only one of them"
-        " has"
-    )
-
-
-def merge_sessions(sessions: Iterable[Session], limit: int) -> list[Session]:
-    """Return the sessions in the order of the modules: those that have been busy longest come first."""
-    unique = {session.key: session for session in sessions}
-
-    def order(session: Session) -> tuple[int, float, str, int]:
-        rank = _STATE_ORDER.get(session.state, len(_STATE_ORDER))
-        is_used = rank < len(_STATE_ORDER)
-        return (rank, -session.seconds_in_state if is_used else session.seconds_in_state, *session.key)
-
-    return sorted(unique.values(), key=order)[:limit]
+        for session in sessions
+    ]
+    named = _cut(some_of(names, separator=" and "))
+    return f"the id {id_} means {len(sessions)} sessions: {named}; use an id that only one of them has"
 
 
 def _cut(text: str) -> str:

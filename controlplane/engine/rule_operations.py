@@ -71,17 +71,20 @@ class RuleOperations:
 
         Raises RuleEngineUnavailable.
         """
-        if rules is None:
-            in_force = effective_rules(self._intents.current.rules, self._planner.policy.rules)
-            rules = [rule for _, rule in in_force]
-        else:
-            self._raise_problems(await asyncio.to_thread(check_rules, rules), "rules")
-        return await asyncio.to_thread(try_request, rules, request)
+        in_force = effective_rules(self._intents.current.rules, self._planner.policy.rules)
+        tried = [rule for _, rule in in_force] if rules is None else rules
+        problems, result = await asyncio.to_thread(try_request, tried, request)
+        if problems and rules is None:
+            raise RuleEngineUnavailable(problems[0].problem, "correct this rule first")
+        self._raise_problems(problems, "rules")
+        return result
 
     async def check_settings_rules(self, rules: Sequence[StatementRule]) -> None:
-        """Check valid rules of new settings together with those of operators. Raises ConfigErrors."""
-        operators_rules = self._intents.current.rules
-        problems = await self._problems_together(operators_rules, operators_rules, rules)
+        """Check that the rules of new settings and the rules that operators have added fit together.
+
+        Each group is valid alone. Raises ConfigErrors.
+        """
+        problems = await self._problems_together(self._intents.current.rules, rules)
         if problems:
             where = "the settings with the rules of `tidevoy rules`"
             raise ConfigErrors(
@@ -106,31 +109,32 @@ class RuleOperations:
         changed: Sequence[StatementRule],
         place: str,
     ) -> None:
-        """Check the changed rules and all together, and store all. `place`: what of the request changes."""
+        """Check the changed rules and all together, and store all.
+
+        `place`: the path in the request to which problems are assigned.
+        """
         if len(rules) > MAX_RULES:
             raise InvalidRules([(place, f"these are {len(rules)} rules, and {MAX_RULES} are allowed")])
         if sum(len(rule.text) for rule in rules) > _MAX_CHARACTERS:
             problem = f"the rules have more than {_MAX_CHARACTERS} characters; move some to the settings"
             raise InvalidRules([(place, problem)])
         self._raise_problems(await asyncio.to_thread(check_rules, changed), place)
-        problems = await self._problems_together(known, rules, self._planner.policy.rules)
+        problems = await self._problems_together(rules, self._planner.policy.rules)
         if problems:
             raise InvalidRules([(place, f"{problem}; {remedy}") for problem, remedy in problems])
         await self._operations.apply(lambda intents: intent_changes.set_rules(intents, rules, known=known))
 
     async def _problems_together(
-        self,
-        known: Iterable[StatementRule],
-        rules: Iterable[StatementRule],
-        settings_rules: Iterable[StatementRule],
+        self, rules: Iterable[StatementRule], settings_rules: Iterable[StatementRule]
     ) -> list[tuple[str, str]]:
         """Return the problems of all rules in force after a change, with remedies.
 
-        `known`, `rules`: those of operators before and after it; `settings_rules`: those of the settings
-        after it. If no rule comes into force, there are no problems: rules can always be removed.
+        `rules`, `settings_rules`: those of operators and those of the settings after it. If no rule comes
+        into force, there are no problems: rules can always be removed.
         """
-        before = {rule for _, rule in effective_rules(known, self._planner.policy.rules) if _is_enabled(rule)}
-        after = [rule for _, rule in effective_rules(rules, settings_rules) if _is_enabled(rule)]
+        in_force = effective_rules(self._intents.current.rules, self._planner.policy.rules)
+        before = {rule for _, rule in in_force if rule.is_enabled}
+        after = [rule for _, rule in effective_rules(rules, settings_rules) if rule.is_enabled]
         added = [rule for rule in after if rule not in before]
         if not added:
             return []
@@ -156,7 +160,3 @@ class RuleOperations:
         raise InvalidRules(
             [(place_of(problem), f"{problem.problem}; {problem.remedy}") for problem in problems]
         )
-
-
-def _is_enabled(rule: StatementRule) -> bool:
-    return bool(rule.definition.get("enabled", True))

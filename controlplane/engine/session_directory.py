@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from controlplane.decide.kill_target import (
-    KillDecision,
-    decide_kill,
-    describe_ambiguity,
-    merge_sessions,
-    sessions_with_id,
-)
+from controlplane.decide.kill_target import KillDecision, decide_kill, describe_ambiguity, sessions_with_id
+from controlplane.decide.views import envoys_without_module
 from controlplane.engine.cluster_view import ClusterView
 from controlplane.errors import AmbiguousSession, SessionsUnavailable, UnknownEnvoy, UnknownSession
 from controlplane.model.sessions import Session, SessionListing, SessionQuery, SessionResult
 from controlplane.replicas.replica_set import ReplicaSet
 from controlplane.sessions.command_queue import CommandQueue
 from controlplane.sessions.messages import end_command, find_command, list_command
+from controlplane.texts import some_of
 
 ASK_SECONDS = 2.0
 _MAX_NAMED = 5
+_STATE_ORDER = {"busy": 0, "transaction": 1}
 
 
 @dataclass(slots=True)
@@ -41,8 +39,8 @@ class _Answers:
 
     def missing(self, expected: dict[str, int]) -> list[str]:
         """Return the Envoys of which fewer processes have answered than expected."""
-        answered = [envoy for envoy, _ in self.results]
-        return sorted(envoy for envoy, count in expected.items() if answered.count(envoy) < count)
+        answered = Counter(envoy for envoy, _ in self.results)
+        return sorted(envoy for envoy, count in expected.items() if answered[envoy] < count)
 
     @property
     def sessions(self) -> list[Session]:
@@ -79,7 +77,10 @@ class SessionDirectory:
         )
 
     async def resolve_kill(self, id_: int) -> KillDecision:
-        """Find the session that a KILL of this id means. It does not move for 3 s."""
+        """Find the session that a KILL of this id means.
+
+        The session that is found does not start to move for 3 s.
+        """
         expected = self._expected(None)
         answers = await self._ask(find_command(_new_id(), id_), expected)
         return decide_kill(id_, answers.sessions, list(self._problems(answers, expected)))
@@ -159,28 +160,32 @@ class SessionDirectory:
             # A replica that could not be asked matters only if an answer is missing.
             for name, reason in sorted(answers.failed_replicas.items()):
                 yield f"the control plane {name} {reason}"
-            named = ", ".join(missing[:_MAX_NAMED])
-            more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
             yield (
-                f"these Envoys have not answered: {named}{more} (`tidevoy envoys` shows them; `tidevoy envoys"
-                " forget` if one has ended)"
+                f"these Envoys have not answered: {some_of(missing, _MAX_NAMED)} (`tidevoy envoys` shows"
+                " them; `tidevoy envoys forget` if one has ended)"
             )
         for result in answers.results.values():
             if result.is_incomplete and result.envoy in expected:
                 yield f"not all threads of the Envoy {result.envoy} have answered in time"
 
     def _envoys_without_module(self, envoy: str | None) -> Iterator[str]:
-        names = [
-            view.status.id
-            for view in self._cluster.envoys(traffic=False)
-            if view.status.connected_since is not None
-            and view.status.filter != "module"
-            and envoy in (None, view.status.id)
-        ]
+        statuses = (view.status for view in self._cluster.envoys(traffic=False))
+        names = [name for name in envoys_without_module(statuses) if envoy in (None, name)]
         if names:
-            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-            named = ", ".join(names[:_MAX_NAMED])
-            yield f"without Tidevoy's module, these Envoys do not know their sessions: {named}{more}"
+            named = some_of(names, _MAX_NAMED)
+            yield f"without Tidevoy's module, these Envoys do not know their sessions: {named}"
+
+
+def merge_sessions(sessions: Iterable[Session], limit: int) -> list[Session]:
+    """Return the sessions in the order of the modules: those that have been busy longest come first."""
+    unique = {session.key: session for session in sessions}
+
+    def order(session: Session) -> tuple[int, float, str, int]:
+        rank = _STATE_ORDER.get(session.state, len(_STATE_ORDER))
+        is_used = rank < len(_STATE_ORDER)
+        return (rank, -session.seconds_in_state if is_used else session.seconds_in_state, *session.key)
+
+    return sorted(unique.values(), key=order)[:limit]
 
 
 def _new_id() -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from controlplane.decide.views import envoys_without_module
 from controlplane.engine.cluster_view import ClusterView
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.statements import StatementQuery, StatementSummaries
@@ -14,6 +15,7 @@ from controlplane.observe.statements.collector import StatementCollector
 from controlplane.observe.statements.summary import summarize
 from controlplane.replicas.peer_sync import ReplicaOutage
 from controlplane.replicas.replica_set import ReplicaSet
+from controlplane.texts import some_of
 
 # A shorter outage is not reported: a replica that joins is followed some moments later.
 _MIN_OUTAGE_SECONDS = 1.0
@@ -81,13 +83,9 @@ def describe_outages(outages: Iterable[ReplicaOutage], since: float, now: float)
 
 def describe_envoys_without_module(statuses: Iterable[EnvoyStatus]) -> Iterator[str]:
     """Return a sentence about connected Envoys that cannot report statements, if there are any."""
-    names = [
-        status.id for status in statuses if status.connected_since is not None and status.filter != "module"
-    ]
-    if names:
-        more = f" and {len(names) - _MAX_ENVOYS_NAMED} more" if len(names) > _MAX_ENVOYS_NAMED else ""
-        named = ", ".join(names[:_MAX_ENVOYS_NAMED])
-        yield f"without Tidevoy's module, these Envoys report no statements: {named}{more}"
+    if names := envoys_without_module(statuses):
+        named = some_of(names, _MAX_ENVOYS_NAMED)
+        yield f"without Tidevoy's module, these Envoys report no statements: {named}"
 
 
 def _time(at: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS, LogCounts, ModuleReport, Traffic
+from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS, ModuleReport, Traffic
 
 _LE_BOUNDS = (*(str(bound) for bound in LATENCY_BOUNDS_SECONDS), "+Inf")
 
@@ -32,6 +32,20 @@ _COUNTERS = {
         "migrations",
         "Attempts to migrate a session away from the node, by result and reason.",
         ["result", "reason"],
+    ),
+}
+
+# Log -> documentation of its lines, and of its errors.
+_LOGS = {
+    "login_log": (
+        "Lines of the login log, by result. Dropped lines had no room in the queue, or could not be written"
+        " before the log was closed.",
+        "Failed attempts to write or rotate the login log. The lines are kept and retried.",
+    ),
+    "statement_log": (
+        "Statements of the statement log, by result. Dropped ones had no room in the queue, or could not be"
+        " written before the log was closed.",
+        "Failed attempts to write or rotate the statement log. The statements are kept and retried.",
     ),
 }
 
@@ -59,13 +73,7 @@ def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
         dropped.add_metric([report.envoy], report.dropped_series)
         for node, ejection in report.ejections.items():
             ejected.add_metric([report.envoy, node, ejection.reason], ejection.since)
-    yield from (
-        info,
-        dropped,
-        ejected,
-        *_login_log_families(all_reports),
-        *_statement_log_families(all_reports),
-    )
+    yield from (info, dropped, ejected, *_log_families(all_reports))
     rows = [
         ([report.envoy, node], traffic) for report in all_reports for node, traffic in report.nodes.items()
     ]
@@ -79,47 +87,16 @@ def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
     yield from _logins_and_latency(rows)
 
 
-def _login_log_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
-    lines = CounterMetricFamily(
-        "tidevoy_login_log_lines",
-        "Lines of the login log, by result. Dropped lines had no room in the queue, or could not be written"
-        " before the log was closed.",
-        labels=["envoy", "result"],
-    )
-    errors = CounterMetricFamily(
-        "tidevoy_login_log_write_errors",
-        "Failed attempts to write or rotate the login log. The lines are kept and retried.",
-        labels=["envoy"],
-    )
-    _add_log_counts(lines, errors, ((report.envoy, report.login_log) for report in reports))
-    yield from (lines, errors)
-
-
-def _statement_log_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
-    lines = CounterMetricFamily(
-        "tidevoy_statement_log_lines",
-        "Statements of the statement log, by result. Dropped ones had no room in the queue, or could not be"
-        " written before the log was closed.",
-        labels=["envoy", "result"],
-    )
-    errors = CounterMetricFamily(
-        "tidevoy_statement_log_write_errors",
-        "Failed attempts to write or rotate the statement log. The statements are kept and retried.",
-        labels=["envoy"],
-    )
-    _add_log_counts(lines, errors, ((report.envoy, report.statement_log) for report in reports))
-    yield from (lines, errors)
-
-
-def _add_log_counts(
-    lines: CounterMetricFamily, errors: CounterMetricFamily, counts: Iterable[tuple[str, LogCounts | None]]
-) -> None:
-    """Add the counts of a log, by Envoy."""
-    for envoy, log in counts:
-        if log is not None:
-            lines.add_metric([envoy, "written"], log.written)
-            lines.add_metric([envoy, "dropped"], log.dropped)
-            errors.add_metric([envoy], log.write_errors)
+def _log_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
+    for log, (lines_text, errors_text) in _LOGS.items():
+        lines = CounterMetricFamily(f"tidevoy_{log}_lines", lines_text, labels=["envoy", "result"])
+        errors = CounterMetricFamily(f"tidevoy_{log}_write_errors", errors_text, labels=["envoy"])
+        for report in reports:
+            if (counts := report.logs.get(log)) is not None:
+                lines.add_metric([report.envoy, "written"], counts.written)
+                lines.add_metric([report.envoy, "dropped"], counts.dropped)
+                errors.add_metric([report.envoy], counts.write_errors)
+        yield from (lines, errors)
 
 
 def _logins_and_latency(rows: Iterable[tuple[list[str], Traffic]]) -> Iterator[Metric]:

@@ -134,6 +134,5 @@ class Plan:
     # Switches of the module that differ from the settings, by Envoy id.
     switch_overrides: Mapping[str, SwitchOverrides] = field(default_factory=lambda: EMPTY_MAP)
     limits: Mapping[str, LimitPlan] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
-    rules: tuple[
-        StatementRule, ...
-    ] = ()  # those that the API has set; they come before those of the settings
+    # Those that the API has set; they come before those of the settings.
+    rules: tuple[StatementRule, ...] = ()

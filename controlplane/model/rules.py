@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple
 
-RULE_CONDITIONS = ("digest", "pattern", "normalized", "commands", "user", "database", "client", "group")
+_CONDITIONS = ("digest", "pattern", "normalized", "commands", "user", "database", "client", "group")
 """The keys of a rule that say to which statements it applies."""
 
 
@@ -28,7 +29,7 @@ class RuleAction(StrEnum):
     LOG = "log"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StatementRule:
     """A rule. Only its name matters to the control plane; the module's engine understands the rest."""
 
@@ -36,11 +37,15 @@ class StatementRule:
     text: str
     """The rule as JSON, as the API accepts it, without defaults."""
 
-    @property
-    def definition(self) -> dict[str, Any]:
+    @cached_property
+    def definition(self) -> Mapping[str, Any]:
         """The rule as the API accepts it, without defaults."""
-        definition: dict[str, Any] = json.loads(self.text)
+        definition: Mapping[str, Any] = json.loads(self.text)
         return definition
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.definition.get("enabled", True) is True
 
 
 class RuleHits(NamedTuple):
@@ -60,3 +65,13 @@ def effective_rules(
     first = [(RuleSource.API, rule) for rule in api]
     names = {rule.name for _, rule in first}
     return (*first, *((RuleSource.SETTINGS, rule) for rule in settings if rule.name not in names))
+
+
+def describe_conditions(definition: Mapping[str, Any]) -> str:
+    """Return the conditions of a rule as text."""
+    texts = [
+        f"{key} {', '.join(value) if isinstance(value, list) else value}"
+        for key, value in definition.items()
+        if key in _CONDITIONS
+    ]
+    return "; ".join(texts) or "all statements"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+SessionState = Literal["idle", "busy", "transaction", "login", "opaque", "moving"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Session:
     user: str
     database: str
     node: str  # empty: it has no node
-    state: str  # idle, busy, transaction, login, opaque, moving
+    state: SessionState
     seconds_in_state: float
     logged_in_seconds: float | None  # since its login; None: it still logs in
     moves: int
@@ -56,7 +59,7 @@ class SessionResult:
 
 @dataclass(frozen=True, slots=True)
 class SessionListing:
-    """The sessions that match a query. `incomplete`: what is missing, one sentence each."""
+    """The sessions that match a query. `incomplete`: what is missing, one clause each."""
 
     sessions: Sequence[Session]
     total: int

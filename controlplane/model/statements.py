@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS
 
+K = TypeVar("K")
 StatementCounts: TypeAlias = "array[float]"
 """Sums over executions, by the columns below. Doubles, which cannot overflow, whatever an Envoy reports."""
 
@@ -103,3 +104,9 @@ def add_counts(one: StatementCounts, other: StatementCounts) -> StatementCounts:
     total = array("d", map(float.__add__, one, other))
     total[MAX_MICROSECONDS] = max(one[MAX_MICROSECONDS], other[MAX_MICROSECONDS])
     return total
+
+
+def add_to(sums: dict[K, StatementCounts], key: K, counts: StatementCounts) -> None:
+    """Add a row to the sum of a key. No row is changed: a sum is a new row, or the only row of its key."""
+    before = sums.get(key)
+    sums[key] = counts if before is None else add_counts(before, counts)

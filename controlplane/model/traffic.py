@@ -167,8 +167,8 @@ class ModuleReport:
     limits: Mapping[str, LimitUsage] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
     rule_hits: Mapping[str, RuleHits] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
     dropped_series: int = 0
-    login_log: LogCounts | None = None  # None: the log has been off since the Envoy started
-    statement_log: LogCounts | None = None  # likewise
+    # By name of the log. A log that has been off since the Envoy started is missing.
+    logs: Mapping[str, LogCounts] = field(default_factory=lambda: EMPTY_MAP)
     session_counts: SessionCounts | None = None
     is_first: bool = False
 

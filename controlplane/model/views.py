@@ -13,7 +13,7 @@ from controlplane.model.module_switches import NO_OVERRIDES, SWITCHES, ModuleSwi
 from controlplane.model.node_metrics import NodeMetrics
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.plan import NodePlan
-from controlplane.model.rules import RULE_CONDITIONS, RuleAction, RuleHits, RuleSource, StatementRule
+from controlplane.model.rules import RuleAction, RuleHits, RuleSource, StatementRule, describe_conditions
 from controlplane.model.traffic import ConfigRejection, Ejection, Traffic
 
 
@@ -112,21 +112,13 @@ class RuleView:
         return next(action for action in RuleAction if action.value in self.rule.definition)
 
     @property
-    def is_enabled(self) -> bool:
-        return self.rule.definition.get("enabled", True) is True
-
-    @property
     def is_dry_run(self) -> bool:
         return self.rule.definition.get("dry_run", False) is True
 
     @property
     def conditions(self) -> str:
         """The conditions as text."""
-        conditions = [(key, value) for key, value in self.rule.definition.items() if key in RULE_CONDITIONS]
-        texts = (
-            f"{key} {', '.join(value) if isinstance(value, list) else value}" for key, value in conditions
-        )
-        return "; ".join(texts) or "all statements"
+        return describe_conditions(self.rule.definition)
 
     @property
     def hits(self) -> int:

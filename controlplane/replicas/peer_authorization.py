@@ -1,11 +1,23 @@
-"""Decides which callers of the xDS port may follow this replica, that is, get its reports. No I/O."""
+"""Decides which callers of the xDS port may follow this replica, that is, get its reports."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import grpc
+
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
+from controlplane.xds.client_identity import peer_address
+
+
+async def abort_unless_replica(
+    context: grpc.aio.ServicerContext, peer_addresses: Collection[str], settings: Settings
+) -> None:
+    """Abort a call unless its caller may follow this replica. For the parameters see `denial_message`."""
+    denial = denial_message(peer_address(context.peer()), context.auth_context(), peer_addresses, settings)
+    if denial:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, denial)
 
 
 def denial_message(

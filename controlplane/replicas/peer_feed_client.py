@@ -1,4 +1,4 @@
-"""Client of the peer feed: follows another replica over gRPC."""
+"""Opens channels to other replicas, and follows their feeds over gRPC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controlplane.replicas.peer_feed_server import FOLLOW_METHOD, SERVICE_NAME
 from controlplane.replicas.peer_messages import UnreadableMessage
 
 _RECEIVE_TIMEOUT_SECONDS = 5.0  # a replica sends its fleet every second
-CHANNEL_OPTIONS = (
+_CHANNEL_OPTIONS = (
     # A new connection for each call, so that gRPC's own reconnect backoff does not apply.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -29,14 +29,9 @@ async def receive_messages(
     When the stream ends, return the reason as a clause about the replica.
     """
     try:
-        credentials = await asyncio.to_thread(read_credentials, tls) if tls is not None else None
+        channel = await open_channel(address, tls)
     except OSError as error:
         return f"cannot be followed, because {error.filename} cannot be read: {error.strerror}"
-    channel = (
-        grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-        if credentials is not None
-        else grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    )
     async with channel:
         follow = channel.unary_stream(
             f"/{SERVICE_NAME}/{FOLLOW_METHOD}",
@@ -64,8 +59,16 @@ async def receive_messages(
             call.cancel()
 
 
-def read_credentials(tls: ServerTls) -> grpc.ChannelCredentials:
-    """Use the server certificate as client certificate. Each attempt reads the files again."""
+async def open_channel(address: str, tls: ServerTls | None) -> grpc.aio.Channel:
+    """Return a channel to a replica. Each call reads the files of `tls` again. Raises OSError."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    credentials = await asyncio.to_thread(_read_credentials, tls)
+    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+
+
+def _read_credentials(tls: ServerTls) -> grpc.ChannelCredentials:
+    """Use the server certificate as client certificate."""
     return grpc.ssl_channel_credentials(
         root_certificates=tls.client_ca.read_bytes() if tls.client_ca is not None else None,
         private_key=tls.key.read_bytes(),

@@ -16,8 +16,7 @@ from controlplane.config.settings import Settings
 from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.replicas import peer_feed_pb2, peer_messages
 from controlplane.replicas.merged_fleet import ReplicaFleet
-from controlplane.replicas.peer_authorization import denial_message
-from controlplane.xds.client_identity import peer_address
+from controlplane.replicas.peer_authorization import abort_unless_replica
 
 log = structlog.get_logger("tidevoy.replicas")
 
@@ -104,9 +103,7 @@ class PeerFeed:
         return peer_messages.encode_fleet(self._own_fleet(), self._clock())
 
     async def _serve_subscriber(self, request: Any, context: grpc.aio.ServicerContext) -> None:
-        caller = peer_address(context.peer())
-        if denial := denial_message(caller, context.auth_context(), self.peer_addresses, self._settings):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, denial)
+        await abort_unless_replica(context, self.peer_addresses, self._settings)
         subscriber = _Subscriber()
         subscriber.put_fleet(self._fleet_message())
         self._subscribers.add(subscriber)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -11,14 +12,12 @@ from google.protobuf.message import DecodeError
 
 from controlplane.events.event_log import EventLog
 from controlplane.model.envoys import EnvoyStatus, Nack
+from controlplane.module_calls import InvalidModuleMessage, decode
 from controlplane.observe.clock_offset import ClockOffset
 from controlplane.observe.envoy_reports.load_reports import parse_load_report
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
-from controlplane.observe.envoy_reports.statement_reports import (
-    InvalidStatementReport,
-    decode_report,
-    parse_report,
-)
+from controlplane.observe.envoy_reports.statement_reports import parse_report
+from controlplane.observe.envoy_reports.statements_pb2 import ReportRequest
 from controlplane.observe.envoy_reports.telemetry_pb2 import LoadReport
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 from controlplane.observe.fact_store import FactStore
@@ -87,7 +86,7 @@ class PeerMessageReader:
             message = peer_feed_pb2.PeerMessage.FromString(data)
             self._clock.observe(message.at, now)
             self._dispatch(message, self._clock.to_local(message.at))
-        except (DecodeError, ValueError, InvalidStatementReport) as error:
+        except (DecodeError, ValueError) as error:
             raise UnreadableMessage(str(error)) from error
 
     def _dispatch(self, message: Any, at: float) -> None:
@@ -101,8 +100,10 @@ class PeerMessageReader:
             case "telemetry_ended":
                 self._streams.pop(message.telemetry_ended, None)
             case "statements":
-                report = decode_report(message.statements.report)
-                self._statements.put(parse_report(report, message.statements.envoy))
+                # A report of a later version is left out: no decision needs statements.
+                with suppress(InvalidModuleMessage):
+                    report = decode(ReportRequest, message.statements.report)
+                    self._statements.put(parse_report(report, message.statements.envoy))
             case "fleet":
                 self._receive_fleet(message.fleet)
             case "event":

@@ -90,7 +90,7 @@ class PeerSync:
         """
         self._addresses = addresses
         for name in self._unreachable.keys() - addresses.keys():
-            del self._unreachable[name]
+            self._end_outage(name)
         for name in addresses.keys() - self._reachable:
             self._unreachable.setdefault(name, (self._clock(), "has sent nothing yet"))
         self._addresses_changed.set()
@@ -168,9 +168,12 @@ class PeerSync:
     def _put_fleet(self, name: str, fleet: ReplicaFleet) -> None:
         self._fleets[name] = add_missing_envoys(self._fleets.get(name), fleet, self._clock())
         self._reachable.add(name)
+        self._end_outage(name)
+        self._notify_fleet_changed()
+
+    def _end_outage(self, name: str) -> None:
         if (outage := self._unreachable.pop(name, None)) is not None:
             self._outages.append(ReplicaOutage(name, outage[0], self._clock()))
-        self._notify_fleet_changed()
 
     def _mark_lost(self, name: str, reason: str) -> None:
         if name in self._addresses:

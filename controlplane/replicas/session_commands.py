@@ -15,12 +15,12 @@ import grpc
 from controlplane.config.settings import Settings
 from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.model.sessions import SessionResult
-from controlplane.replicas.peer_authorization import denial_message
-from controlplane.replicas.peer_feed_client import CHANNEL_OPTIONS, read_credentials
+from controlplane.module_calls import InvalidModuleMessage
+from controlplane.replicas.peer_authorization import abort_unless_replica
+from controlplane.replicas.peer_feed_client import open_channel
 from controlplane.sessions import commands_pb2
 from controlplane.sessions.command_queue import CommandQueue
-from controlplane.sessions.messages import InvalidCommandMessage, read_result
-from controlplane.xds.client_identity import peer_address
+from controlplane.sessions.messages import read_result
 
 _SERVICE, _METHOD = "tidevoy.ReplicaCommands", "Run"
 _MAX_SECONDS = 10.0
@@ -61,14 +61,9 @@ class ReplicaCommands:
         if address is None:
             return ""
         try:
-            credentials = await asyncio.to_thread(read_credentials, tls) if tls is not None else None
+            channel = await open_channel(address, tls)
         except OSError as error:
             return f"cannot be asked, because {error.filename} cannot be read: {error.strerror}"
-        channel = (
-            grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-            if credentials is not None
-            else grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        )
         async with channel:
             run = channel.unary_stream(
                 f"/{_SERVICE}/{_METHOD}",
@@ -80,7 +75,7 @@ class ReplicaCommands:
             try:
                 async for reply in call:
                     on_result(read_result(reply.result, reply.envoy, reply.instance))
-            except InvalidCommandMessage as error:
+            except InvalidModuleMessage as error:
                 return f"sent an unreadable result: {error}"
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -91,9 +86,7 @@ class ReplicaCommands:
         return ""
 
     async def _serve(self, request: Any, context: grpc.aio.ServicerContext) -> None:
-        caller, addresses = peer_address(context.peer()), self._addresses().values()
-        if denial := denial_message(caller, context.auth_context(), addresses, self._settings):
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, denial)
+        await abort_unless_replica(context, self._addresses().values(), self._settings)
         replies: asyncio.Queue[Any] = asyncio.Queue()
 
         def add(result: SessionResult, message: Any) -> None:

@@ -16,10 +16,10 @@ from controlplane.model.nodes import State
 from controlplane.model.plan import NodePlan
 from controlplane.model.rollout import MANUAL, Rollout, RolloutSpec
 from controlplane.rollouts.observation import ClusterState
+from controlplane.texts import some_of
 from controlplane.version import parse_release
 
 _SELECTOR_REMEDY = "write all, or labels as name=value,name=value, or addresses as host:port,host:port"
-_MAX_LISTED_NAMES = 3
 MAX_ROLLOUT_NODES = 2_000
 """It limits the size of a rollout's record: PD rejects values over 1.5 MiB."""
 
@@ -94,18 +94,18 @@ def _problems_despite_force(
     elif action is not None and not spec.version and any("{version}" in text for text in action.command):
         yield f"the action {spec.action} uses {{version}}; set the version that the nodes are to get"
     if unknown := [a for a in spec.nodes if a not in nodes]:
-        yield f"unknown nodes: {_format_names(unknown)}; `tidevoy nodes` lists the known nodes"
+        yield f"unknown nodes: {some_of(unknown)}; `tidevoy nodes` lists the known nodes"
     known = [nodes[a] for a in spec.nodes if a in nodes]
     if leaving := [planned.node.address for planned in known if planned.removal_since is not None]:
-        yield f"nodes that are being removed: {_format_names(leaving)}"
+        yield f"nodes that are being removed: {some_of(leaving)}"
     if without_start_time := [p.node.address for p in known if p.node.started_at is None]:
         yield (
-            f"the start time of {_format_names(without_start_time)} is unknown, so a restart could not be"
+            f"the start time of {some_of(without_start_time)} is unknown, so a restart could not be"
             " detected; nodes that register in PD have a start time"
         )
     for rollout in active_rollouts:
         if common := [a for a in spec.nodes if a in rollout.steps]:
-            yield f"the rollout {rollout.id} is still active and also has {_format_names(common)}"
+            yield f"the rollout {rollout.id} is still active and also has {some_of(common)}"
 
 
 def _overridable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[str]:
@@ -121,17 +121,17 @@ def _overridable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[
                 " add nodes or lower max_unavailable"
             )
     if lacking_module := envoys_without_module(cluster.envoys):
-        yield f"Envoys without Tidevoy's module cannot migrate sessions: {_format_names(lacking_module)}"
+        yield f"Envoys without Tidevoy's module cannot migrate sessions: {some_of(lacking_module)}"
     inputs = Inputs(cluster.plan, cluster.facts, cluster.policy, 0.0, cluster.intents.switch_overrides)
     if switched_off := envoys_with_migration_off(cluster.envoys, inputs):
-        yield f"session migration is switched off in Envoys: {_format_names(switched_off)}"
+        yield f"session migration is switched off in Envoys: {some_of(switched_off)}"
     blockers = {
         address: next(filter(blocks_migration, health.migration_blockers), "")
         for address in nodes
         if (health := cluster.facts.health.get(address)) is not None
     }
     if blocked := [address for address, blocker in blockers.items() if blocker]:
-        names, first = _format_names(blocked), blocked[0]
+        names, first = some_of(blocked), blocked[0]
         yield f"sessions cannot migrate from or to {names} ({first}: {blockers[first]})"
 
 
@@ -142,13 +142,13 @@ def _warnings(spec: RolloutSpec, cluster: ClusterState, *, probes_login: bool) -
         yield "no Envoy is connected, so it is unknown whether nodes still have sessions"
     out_of_service = [a for a, planned in nodes.items() if planned.state not in in_service]
     if unavailable := [a for a in out_of_service if a not in drains and a not in removed]:
-        yield f"already out of service, and counted against max_unavailable: {_format_names(unavailable)}"
+        yield f"already out of service, and counted against max_unavailable: {some_of(unavailable)}"
     if drained := [a for a in spec.nodes if a in drains]:
-        yield f"already drained, and left drained afterwards: {_format_names(drained)}"
+        yield f"already drained, and left drained afterwards: {some_of(drained)}"
     if spec.version and (
         upgraded := [a for a in spec.nodes if a in nodes and nodes[a].version == spec.version]
     ):
-        yield f"already on {spec.version}, but restarted anyway: {_format_names(upgraded)}"
+        yield f"already on {spec.version}, but restarted anyway: {some_of(upgraded)}"
     if not cluster.policy.status_check:
         yield "health.status is off, so it is unknown whether nodes have the certificates for migration"
     if not (cluster.policy.sql_check or cluster.policy.statement_check or probes_login):
@@ -156,8 +156,3 @@ def _warnings(spec: RolloutSpec, cluster: ClusterState, *, probes_login: bool) -
             "health.sql and health.statement are off and rollouts.probe is not set, so SQL ports are not"
             " checked"
         )
-
-
-def _format_names(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED_NAMES} more" if len(names) > _MAX_LISTED_NAMES else ""
-    return ", ".join(names[:_MAX_LISTED_NAMES]) + more

@@ -12,7 +12,7 @@ from typing import Any
 from controlplane.aio import wait_at_most
 from controlplane.model.sessions import SessionResult
 
-_EARLY_SECONDS = 2.0  # for which a result waits for its command
+_EARLY_SECONDS = 2.0  # how long the result of an unknown command is kept
 _MAX_EARLY_RESULTS = 16
 
 
@@ -35,7 +35,8 @@ class CommandQueue:
     def __init__(self) -> None:
         self._running: dict[int, _RunningCommand] = {}
         self._early_results: deque[tuple[int, SessionResult, Any]] = deque(maxlen=_MAX_EARLY_RESULTS)
-        self._polls: dict[str, asyncio.Event] = {}  # the newest poll of each process; set: to look again
+        # The event of each process's newest poll; setting it makes the poll look for commands.
+        self._polls: dict[str, asyncio.Event] = {}
 
     @contextmanager
     def run(self, message: Any, on_result: Callable[[SessionResult, Any], None]) -> Iterator[None]:

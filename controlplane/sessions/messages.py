@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from typing import Any, get_args
 
-from google.protobuf.message import DecodeError
-
-from controlplane.errors import TidevoyError
-from controlplane.model.sessions import Session, SessionQuery, SessionResult
+from controlplane.model.sessions import Session, SessionQuery, SessionResult, SessionState
+from controlplane.module_calls import InvalidModuleMessage
 from controlplane.sessions import commands_pb2
 
-_INSTANCE_PATTERN = re.compile(r"[0-9a-f]{16}")
 _DIGEST_BYTES = 32
 MAX_SESSIONS_PER_ENVOY = 10_000
-_STATES = frozenset({"idle", "busy", "transaction", "opaque", "login", "moving"})
+_STATES = frozenset(get_args(SessionState))
 _MAX_MILLISECONDS = 10**12  # so that times stay within the range of dates
 _MAX_NAME_BYTES, _MAX_TEXT_BYTES = 1_024, 512
-
-
-class InvalidCommandMessage(TidevoyError):
-    """A message that no module sends."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"the message about commands is invalid: {problem}")
 
 
 def list_command(id_: int, query: SessionQuery) -> Any:
@@ -45,21 +34,10 @@ def end_command(id_: int, session: Session) -> Any:
     return commands_pb2.Command(id=id_, instance=session.instance, end=ended)
 
 
-def decode(message_type: Any, data: bytes) -> Any:
-    """Return a message with a valid `instance`. Raises InvalidCommandMessage."""
-    try:
-        message = message_type.FromString(data)
-    except DecodeError:
-        raise InvalidCommandMessage(f"it is no {message_type.DESCRIPTOR.name}") from None
-    if not _INSTANCE_PATTERN.fullmatch(message.instance):
-        raise InvalidCommandMessage("instance is not 16 hexadecimal digits")
-    return message
-
-
 def read_result(message: Any, envoy: str, instance: str) -> SessionResult:
-    """Check a `Result` of this Envoy process and convert it. Raises InvalidCommandMessage."""
+    """Check a `Result` of this Envoy process and convert it. Raises InvalidModuleMessage."""
     if len(message.sessions) > MAX_SESSIONS_PER_ENVOY:
-        raise InvalidCommandMessage(f"it has more than {MAX_SESSIONS_PER_ENVOY} sessions")
+        raise InvalidModuleMessage(f"it has more than {MAX_SESSIONS_PER_ENVOY} sessions")
     sessions = tuple(_read_session(session, envoy, instance) for session in message.sessions)
     return SessionResult(
         envoy, instance, message.is_incomplete, sessions, total=max(message.total, len(sessions))
@@ -69,11 +47,11 @@ def read_result(message: Any, envoy: str, instance: str) -> SessionResult:
 def _read_session(message: Any, envoy: str, instance: str) -> Session:
     names = (message.client, message.user, message.database, message.node)
     if max(len(name.encode()) for name in names) > _MAX_NAME_BYTES:
-        raise InvalidCommandMessage(f"a name has more than {_MAX_NAME_BYTES} bytes")
+        raise InvalidModuleMessage(f"a name has more than {_MAX_NAME_BYTES} bytes")
     if message.state not in _STATES:
-        raise InvalidCommandMessage("a session has an unknown state")
+        raise InvalidModuleMessage("a session has an unknown state")
     if len(message.text.encode()) > _MAX_TEXT_BYTES or len(message.digest) not in (0, _DIGEST_BYTES):
-        raise InvalidCommandMessage("a statement is too long, or its digest does not have 32 bytes")
+        raise InvalidModuleMessage("a statement is too long, or its digest does not have 32 bytes")
     has_login = message.HasField("milliseconds_logged_in")
     return Session(
         envoy=envoy,

@@ -15,12 +15,12 @@ from cryptography import x509
 
 from controlplane.clock import Clock
 from controlplane.config.own_tls import XdsTls
+from controlplane.texts import some_of
 
 # A denied Envoy retries for ever. The same denial is reported at most once in this time.
 _REPEAT_EVENT_SECONDS = 60.0
 _MIN_EVENT_INTERVAL_SECONDS = 1.0  # between two denial events, even of different Envoys
 _MAX_NAME_CHARS = 100  # longer names are cut in messages
-_MAX_NAMES_SHOWN = 3  # names of one certificate that a message shows
 
 
 class ClientIdentityChecker:
@@ -87,10 +87,8 @@ def certificate_expiry(auth: Mapping[str, Iterable[bytes]]) -> float | None:
 
 def denial_message(envoy_id: str, certificate_names: tuple[str, ...]) -> str:
     """Return the message that a certificate with these names does not allow `envoy_id`, and what to do."""
-    shown = ", ".join(map(_printable, certificate_names[:_MAX_NAMES_SHOWN]))
-    hidden = len(certificate_names) - _MAX_NAMES_SHOWN
-    more = f" and {hidden} more" if hidden > 0 else ""
-    certificate_text = f"is for {shown}{more}" if shown else "has no name"
+    shown = some_of([*map(_printable, certificate_names)])
+    certificate_text = f"is for {shown}" if shown else "has no name"
     return (
         f"the Envoy's node.id is {_printable(envoy_id)}, but its certificate {certificate_text}; give it a"
         " certificate with its id, or start it with the id in its certificate"

@@ -14,9 +14,8 @@ from controlplane.xds.resources.profile import (
     CONTRIB_FILTER,
     FEATURES_METADATA_KEY,
     GROUP_METADATA_KEY,
-    LIVE_SETTINGS_FEATURE,
+    MODULE_FEATURES,
     MODULE_METADATA_KEY,
-    STATEMENTS_FEATURE,
     EnvoyNode,
 )
 
@@ -53,7 +52,7 @@ def parse_envoy_node(request: Any, data: bytes) -> EnvoyNode:
     if not node.id:
         raise BadRequest("it has no node.id; give every Envoy a unique one (--service-node)")
     build_version = node.user_agent_build_version.version
-    features = node.metadata.fields[FEATURES_METADATA_KEY].string_value.split()
+    features = node.metadata.fields[FEATURES_METADATA_KEY].string_value
     version = f"{build_version.major_number}.{build_version.minor_number}.{build_version.patch}"
     return EnvoyNode(
         node.id,
@@ -64,6 +63,5 @@ def parse_envoy_node(request: Any, data: bytes) -> EnvoyNode:
         module_version=node.metadata.fields[MODULE_METADATA_KEY].string_value,
         group=node.metadata.fields[GROUP_METADATA_KEY].string_value,
         zone=node.locality.zone,
-        has_live_settings=LIVE_SETTINGS_FEATURE in features,
-        has_statements=STATEMENTS_FEATURE in features,
+        features=frozenset(features.split()).intersection(MODULE_FEATURES),
     )

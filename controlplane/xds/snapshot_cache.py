@@ -151,7 +151,7 @@ class SnapshotCache:
         self._endpoint_sets: dict[tuple[tuple[GroupListener, str], ...], ResourceSet] = {}
         self._assignments: dict[tuple[GroupListener, str], Resource] = {}
         self._live_config_sets: dict[
-            tuple[tuple[GroupListener, ...], SwitchOverrides, bool, bool], ResourceSet
+            tuple[tuple[GroupListener, ...], SwitchOverrides, frozenset[str]], ResourceSet
         ] = {}
         self._nodes_by_group = nodes_by_group(self._plan)
         self._preferred_zones = (
@@ -202,7 +202,7 @@ class SnapshotCache:
         self, groups: tuple[GroupListener, ...], settings: Settings, profile: EnvoyProfile
     ) -> ResourceSet:
         """Return the live configurations of these groups, which are the same in each zone."""
-        key = (groups, profile.overrides, profile.has_live_settings, profile.has_statements)
+        key = (groups, profile.overrides, profile.features)
         if key not in self._live_config_sets:
             self._live_config_sets[key] = build_resource_set(
                 LIVE_CONFIG, (self._build_live_config(group, settings, profile) for group in groups)
@@ -212,9 +212,7 @@ class SnapshotCache:
     def _build_live_config(self, group: GroupListener, settings: Settings, profile: EnvoyProfile) -> Resource:
         nodes, name = self._nodes_by_group.get(group.group, []), group.live_config_name
         text = render_live_config(
-            *(self._plan, nodes, settings, group.group, profile.overrides),
-            with_settings=profile.has_live_settings,
-            with_statements=profile.has_statements,
+            self._plan, nodes, settings, group.group, profile.overrides, profile.features
         )
 
         def encode(json_text: str) -> bytes:

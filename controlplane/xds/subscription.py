@@ -307,7 +307,7 @@ class DeltaSubscription(Subscription):
         self._is_wildcard = False
         self._subscribed_names: set[str] = set()
         self._acked_versions: dict[str, str] = {}  # acknowledged version by name
-        # By name: the versions that were rejected since a version was sent that was not.
+        # By name: the versions that the Envoy has rejected. Cleared when another version is sent.
         self._rejected_versions: dict[str, set[str]] = {}
         self._pending: dict[str, _PendingResponse] = {}  # nonce -> response without ACK or NACK
         self._names_due: set[str] = set()  # names to send even if nothing has changed

@@ -1,12 +1,11 @@
 """The gRPC service to which Tidevoy's module in an Envoy reports statistics of statements.
 
-It runs on the xDS port, with the authorization and the message limit of that port (4 MiB). A report names the
-Envoy process; the metrics of the module tell which Envoy this is.
+It runs on the xDS port, with the authorization and the message limit of that port (4 MiB). A message has
+the id of the Envoy process. The Envoy's id comes from the metrics with the same process id.
 """
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Callable
 from functools import partial
@@ -14,10 +13,8 @@ from itertools import chain
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from controlplane.clock import Clock
-from controlplane.errors import TidevoyError
 from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.model.statements import (
     COLUMNS,
@@ -25,25 +22,18 @@ from controlplane.model.statements import (
     StatementCounts,
     StatementKey,
     StatementReport,
-    add_counts,
+    add_to,
 )
+from controlplane.module_calls import InvalidModuleMessage, read_call
 from controlplane.observe.envoy_reports.metrics_service import ReportForwarder
 from controlplane.observe.envoy_reports.statements_pb2 import ReportRequest, ReportResponse
 
 _SERVICE, _METHOD = "tidevoy.statements.v1.StatementReports", "Report"
-_INSTANCE_PATTERN = re.compile(r"[0-9a-f]{16}")
 _DIGEST_BYTES = 32
 _MAX_STATEMENTS, _MAX_ROWS = 5_000, 20_000
 _MAX_TEXT_BYTES, _MAX_NAME_BYTES = 2_048, 512
 _VALUE_LIMIT = 1 << 53  # larger numbers are not exact as doubles
 _LATENCY_BUCKETS = LATENCY_COLUMNS.stop - LATENCY_COLUMNS.start
-
-
-class InvalidStatementReport(TidevoyError):
-    """A report that no module sends. It must not be sent again."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"the report of statements is invalid: {problem}")
 
 
 class StatementReportService:
@@ -57,7 +47,7 @@ class StatementReportService:
         envoy_of: Callable[[str], str | None],
         forwarder: ReportForwarder | None = None,
     ) -> None:
-        """`envoy_of` returns the id of the Envoy with this process id; None: no Envoy has reported it."""
+        """`envoy_of`: see `read_call`; `forwarder` passes reports on to other replicas."""
         self._publish = publish
         self._clock = clock
         self._envoy_of = envoy_of
@@ -71,19 +61,11 @@ class StatementReportService:
     async def _serve(
         self, authorize: AuthorizeEnvoy, data: bytes, context: grpc.aio.ServicerContext
     ) -> bytes:
+        message, envoy = await read_call(ReportRequest, data, context, authorize, self._envoy_of)
         try:
-            message = decode_report(data)
-            envoy = self._envoy_of(message.instance)
-            report = parse_report(message, envoy or "")
-        except InvalidStatementReport as error:
+            report = parse_report(message, envoy)
+        except InvalidModuleMessage as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if envoy is None:
-            await context.abort(
-                grpc.StatusCode.UNAVAILABLE,
-                "no metrics of this Envoy have arrived yet, so its id is unknown; report again",
-            )
-        assert envoy is not None  # `abort` raises
-        await authorize(context, envoy)
         self._publish(report)
         if self._forwarder is not None:
             self._forwarder.forward_statements(envoy, self._clock(), data)
@@ -91,50 +73,40 @@ class StatementReportService:
         return response
 
 
-def decode_report(data: bytes) -> Any:
-    """Return the message `ReportRequest`. Raises InvalidStatementReport."""
-    try:
-        return ReportRequest.FromString(data)
-    except DecodeError:
-        raise InvalidStatementReport("it is no ReportRequest") from None
-
-
 def parse_report(message: Any, envoy: str) -> StatementReport:
-    """Check a message of this Envoy and convert it. Raises InvalidStatementReport."""
-    if not _INSTANCE_PATTERN.fullmatch(message.instance):
-        raise InvalidStatementReport("instance is not 16 hexadecimal digits")
+    """Check a message of this Envoy and convert it. Raises InvalidModuleMessage."""
     if not message.sequence:
-        raise InvalidStatementReport("sequence is 0")
+        raise InvalidModuleMessage("sequence is 0")
     if len(message.statements) > _MAX_STATEMENTS or len(message.rows) > _MAX_ROWS:
-        raise InvalidStatementReport(f"it has more than {_MAX_STATEMENTS} statements or {_MAX_ROWS} rows")
+        raise InvalidModuleMessage(f"it has more than {_MAX_STATEMENTS} statements or {_MAX_ROWS} rows")
     digests, texts = [""], {}
     for statement in message.statements:
         if len(statement.digest) != _DIGEST_BYTES:
-            raise InvalidStatementReport(f"a digest does not have {_DIGEST_BYTES} bytes")
+            raise InvalidModuleMessage(f"a digest does not have {_DIGEST_BYTES} bytes")
         if len(statement.text.encode()) > _MAX_TEXT_BYTES:
-            raise InvalidStatementReport(f"a text has more than {_MAX_TEXT_BYTES} bytes")
+            raise InvalidModuleMessage(f"a text has more than {_MAX_TEXT_BYTES} bytes")
         digests.append(statement.digest.hex())
         texts[digests[-1]] = statement.text
     rows: dict[StatementKey, StatementCounts] = {}
     for row in message.rows:
         if row.statement >= len(digests):
-            raise InvalidStatementReport("a row names a statement that the report does not have")
-        key, counts = StatementKey(digests[row.statement], row.user, row.node, envoy), _parse_counts(row)
-        rows[key] = add_counts(rows[key], counts) if key in rows else counts
+            raise InvalidModuleMessage("a row names a statement that the report does not have")
+        key = StatementKey(digests[row.statement], row.user, row.node, envoy)
+        add_to(rows, key, _parse_counts(row))
     return StatementReport(message.instance, message.sequence, texts, rows)
 
 
 def _parse_counts(row: Any) -> StatementCounts:
     if len(row.user.encode()) > _MAX_NAME_BYTES or len(row.node.encode()) > _MAX_NAME_BYTES:
-        raise InvalidStatementReport(f"a user or a node has more than {_MAX_NAME_BYTES} bytes")
+        raise InvalidModuleMessage(f"a user or a node has more than {_MAX_NAME_BYTES} bytes")
     if len(row.latency) != _LATENCY_BUCKETS:
-        raise InvalidStatementReport(f"a row does not have {_LATENCY_BUCKETS} latency buckets")
+        raise InvalidModuleMessage(f"a row does not have {_LATENCY_BUCKETS} latency buckets")
     values = (
         *(row.count, row.errors, row.rows, row.request_bytes, row.response_bytes),
         *(row.microseconds, row.max_microseconds),
     )
     if max(chain(values, row.latency)) >= _VALUE_LIMIT:
-        raise InvalidStatementReport(f"a number is {_VALUE_LIMIT} or more")
+        raise InvalidModuleMessage(f"a number is {_VALUE_LIMIT} or more")
     counts = array("d", (*values, *row.latency))
     assert len(counts) == COLUMNS
     return counts

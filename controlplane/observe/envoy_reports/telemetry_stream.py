@@ -16,7 +16,6 @@ of all stats (`stats_flush_interval`). Observed behavior of Envoy 1.40.0 with `e
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, replace
@@ -37,6 +36,7 @@ from controlplane.model.traffic import (
     SessionCounts,
     Traffic,
 )
+from controlplane.module_calls import INSTANCE_PATTERN
 from controlplane.observe.clock_offset import ClockOffset
 from controlplane.observe.envoy_reports import counters
 from controlplane.observe.envoy_reports.counters import COLUMNS, FAMILIES, CounterRow, NodeCounters
@@ -67,7 +67,6 @@ _RECENT_WINDOW_SECONDS = 60.0  # "recent" values cover the last one to two windo
 _FLUSH_SECONDS = 1.0  # all messages of one flush arrive within this time
 _LOGS = ("login_log", "statement_log")
 _LOG_FIELDS = frozenset(field.name for field in fields(LogCounts))
-_INSTANCE_PATTERN = re.compile(r"[0-9a-f]{16}")
 
 
 class _FlushTracker:
@@ -250,7 +249,7 @@ class TelemetryStream:
             self._has_info = True
             self._version = labels.get("version", "")[:_MAX_LABEL_CHARS]
             instance = labels.get("instance", "")
-            self._instance = instance if _INSTANCE_PATTERN.fullmatch(instance) else ""
+            self._instance = instance if INSTANCE_PATTERN.fullmatch(instance) else ""
         elif name == "config_refusals" and value:
             extension, text = labels.get("extension", ""), labels.get("text", "")
             rejection = (extension[:_MAX_LABEL_CHARS], text[:_MAX_REJECTION_CHARS])
@@ -348,8 +347,7 @@ class TelemetryStream:
             limits=self._limit_usages(),
             rule_hits=MappingProxyType(dict(self._rule_hits)),
             dropped_series=self._dropped,
-            login_log=self._logs.get("login_log"),
-            statement_log=self._logs.get("statement_log"),
+            logs=MappingProxyType(dict(self._logs)),
             session_counts=session_counts,
             is_first=is_first,
         )

@@ -34,19 +34,23 @@ class StatementCollector:
         """Store a report, unless it is stored already or the statistics are off."""
         if not self.is_on:
             return
-        if self._store.advance():
-            self._rank()
+        self._advance()
         if self._store.add(report):
             self._top.add(report.rows)
 
     def window(self, seconds: float) -> StatementWindow:
         """Return the statistics of at least the last `seconds`, as far as they are known."""
+        self._advance()
         return self._store.window(seconds)
 
     def top_totals(self) -> Mapping[str, StatementCounts]:
         """Return the counters of the statements with the most time, by digest."""
+        self._advance()
         return self._top.totals
 
+    def _advance(self) -> None:
+        if self._store.advance():
+            self._rank()
+
     def _rank(self) -> None:
-        limit = self._settings.metrics_digests if self.is_on else 0
-        self._top.update(self._store.ranking(self._top.ranking_size(limit)), limit)
+        self._top.update(self._store.ranking(), self._settings.metrics_digests if self.is_on else 0)

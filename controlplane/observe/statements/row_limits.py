@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from controlplane.model.statements import (
-    MICROSECONDS,
-    Rows,
-    StatementCounts,
-    StatementKey,
-    add_counts,
-)
+from controlplane.model.statements import MICROSECONDS, Rows, StatementCounts, StatementKey, add_to
 
 _MAX_OTHER_ROWS = 200  # rows without a statement, one per node and Envoy
 
@@ -19,8 +13,7 @@ def merge_rows(one: Rows, other: Rows) -> dict[StatementKey, StatementCounts]:
     """Return the sums of both. Rows that only one of them has are shared."""
     merged = dict(one)
     for key, counts in other.items():
-        before = merged.get(key)
-        merged[key] = counts if before is None else add_counts(before, counts)
+        add_to(merged, key, counts)
     return merged
 
 
@@ -35,15 +28,10 @@ def keep_largest(rows: Rows, max_rows: int) -> dict[StatementKey, StatementCount
     result = {key: rows[key] for key in kept}
     others: dict[StatementKey, StatementCounts] = {}
     for key in rows.keys() - result.keys():
-        _add(others, StatementKey("", "", key.node, key.envoy), rows[key])
+        add_to(others, StatementKey("", "", key.node, key.envoy), rows[key])
     if len(others) > _MAX_OTHER_ROWS:
         total: dict[StatementKey, StatementCounts] = {}
         for counts in others.values():
-            _add(total, StatementKey("", "", "", ""), counts)
+            add_to(total, StatementKey("", "", "", ""), counts)
         others = total
     return result | others
-
-
-def _add(sums: dict[StatementKey, StatementCounts], key: StatementKey, counts: StatementCounts) -> None:
-    before = sums.get(key)
-    sums[key] = counts if before is None else add_counts(before, counts)

@@ -15,7 +15,7 @@ from controlplane.model.statements import (
     StatementKey,
     StatementReport,
     StatementWindow,
-    add_counts,
+    add_to,
 )
 from controlplane.observe.statements.row_limits import keep_largest, merge_rows
 
@@ -33,13 +33,6 @@ class _Slot:
     start: int  # Unix seconds
     rows: Rows
 
-    def seconds_by_digest(self) -> dict[str, float]:
-        sums: dict[str, float] = {}
-        for key, counts in self.rows.items():
-            if key.digest:
-                sums[key.digest] = sums.get(key.digest, 0.0) + counts[MICROSECONDS] / 1e6
-        return sums
-
 
 class StatementStore:
     """Statistics by digest, user, node and Envoy, in slots of 10 s, or of 60 s if older than five minutes.
@@ -55,7 +48,6 @@ class StatementStore:
         self._start = 0  # of the open slot
         self._open: dict[StatementKey, StatementCounts] = {}
         self._recent: deque[_Slot] = deque()  # oldest first
-        self._recent_seconds: deque[Mapping[str, float]] = deque()  # by digest, of each slot in `_recent`
         self._old: deque[_Slot] = deque()  # oldest first
         self._texts: dict[str, str] = {}
         self._sequences: OrderedDict[str, int] = OrderedDict()  # by Envoy process, the latest one last
@@ -70,8 +62,7 @@ class StatementStore:
             self._sequences.popitem(last=False)
         self.advance()
         for key, counts in report.rows.items():
-            before = self._open.get(key)
-            self._open[key] = counts if before is None else add_counts(before, counts)
+            add_to(self._open, key, counts)
         if len(self._open) > 2 * _MAX_ROWS_PER_SLOT:
             self._open = keep_largest(self._open, _MAX_ROWS_PER_SLOT)
         self._add_texts(report.texts)
@@ -84,13 +75,10 @@ class StatementStore:
         if start == self._start:
             return False
         if self._open:
-            slot = _Slot(self._start, keep_largest(self._open, _MAX_ROWS_PER_SLOT))
-            self._recent.append(slot)
-            self._recent_seconds.append(slot.seconds_by_digest())
+            self._recent.append(_Slot(self._start, keep_largest(self._open, _MAX_ROWS_PER_SLOT)))
             self._open = {}
         self._start = start
         while self._recent and self._recent[0].start < start - _RECENT_SLOTS * _SLOT_SECONDS:
-            self._recent_seconds.popleft()
             self._add_to_old(self._recent.popleft())
         while self._old and self._old[0].start + _OLD_SLOT_SECONDS <= now - MAX_WINDOW_SECONDS:
             self._old.popleft()
@@ -99,7 +87,7 @@ class StatementStore:
     def clear(self) -> None:
         """Delete all statistics."""
         self._open = {}
-        for part in (self._recent, self._recent_seconds, self._old, self._texts):
+        for part in (self._recent, self._old, self._texts):
             part.clear()
         self._since = self._clock()
 
@@ -121,13 +109,14 @@ class StatementStore:
             texts=MappingProxyType(dict(self._texts)),
         )
 
-    def ranking(self, limit: int) -> list[str]:
-        """Return the digests with the most time in the closed slots of the last minutes, the first ones."""
+    def ranking(self) -> list[str]:
+        """Return all digests in the closed slots of the last minutes, those with the most time first."""
         sums: dict[str, float] = {}
-        for seconds in self._recent_seconds:
-            for digest, value in seconds.items():
-                sums[digest] = sums.get(digest, 0.0) + value
-        return sorted(sums, key=lambda digest: (-sums[digest], digest))[:limit]
+        for slot in self._recent:
+            for key, counts in slot.rows.items():
+                if key.digest:
+                    sums[key.digest] = sums.get(key.digest, 0.0) + counts[MICROSECONDS]
+        return sorted(sums, key=lambda digest: (-sums[digest], digest))
 
     def _add_to_old(self, slot: _Slot) -> None:
         start = slot.start // _OLD_SLOT_SECONDS * _OLD_SLOT_SECONDS

@@ -20,7 +20,7 @@ from controlplane.model.statements import (
     StatementSummaries,
     StatementSummary,
     StatementWindow,
-    add_counts,
+    add_to,
     new_counts,
 )
 from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS, quantile
@@ -57,9 +57,7 @@ def summarize(window: StatementWindow, query: StatementQuery) -> StatementSummar
     rows = list(_matching_rows(window, query))
     sums: dict[Entry, StatementCounts] = {}
     for key, counts in rows:
-        entry = _entry_of(key, query)
-        before = sums.get(entry)
-        sums[entry] = counts if before is None else add_counts(before, counts)
+        add_to(sums, _entry_of(key, query), counts)
     total_time = sum(counts[MICROSECONDS] for counts in sums.values())
     others = sums.pop(_OTHERS, new_counts())
     sort_value = _SORT_VALUES[query.sort]

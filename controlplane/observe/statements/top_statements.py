@@ -12,8 +12,8 @@ _STAY_FACTOR = 2  # a digest that is shown stays while it is among this many tim
 class TopStatements:
     """Sums of each digest that is shown, since it is shown.
 
-    A counter starts at zero and never decreases. So that series do not come and go, a digest is replaced only
-    when it has left twice the number of shown digests.
+    A counter starts at zero and never decreases. So that series do not come and go, a shown digest is
+    replaced only when it no longer ranks among twice as many digests as are shown.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,3 @@ class TopStatements:
         new = [digest for digest in ranking[:limit] if digest not in self._totals]
         shown += new[: limit - len(shown)]
         self._totals = {digest: self._totals.get(digest) or new_counts() for digest in shown}
-
-    @staticmethod
-    def ranking_size(limit: int) -> int:
-        """How long a ranking must be for this number of digests."""
-        return _STAY_FACTOR * limit

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -26,6 +26,7 @@ from controlplane.model.rules import effective_rules
 from controlplane.version import VERSION
 from controlplane.xds.protobuf_encoding import serialise
 from controlplane.xds.resources import dynamic_module
+from controlplane.xds.resources.profile import LIVE_SETTINGS_FEATURE, MODULE_FEATURES, STATEMENTS_FEATURE
 
 _BITS_TO_WHITESPACE = str.maketrans("01", " \t")
 
@@ -36,15 +37,12 @@ def render_live_config(
     settings: Settings,
     group: str,
     overrides: SwitchOverrides = NO_OVERRIDES,
-    *,
-    with_settings: bool = True,
-    with_statements: bool = True,
+    features: Collection[str] = MODULE_FEATURES,
 ) -> str:
     """Return the live configuration of a group as JSON, with its nodes in the given order.
 
-    `overrides` are those of the Envoys that get it. `with_settings`: their modules apply settings while they
-    run. `with_statements`: they observe statements. Earlier modules of this release reject a
-    configuration with keys that they do not know.
+    `overrides` and `features` are those of the Envoys that get it, and of their modules. Earlier modules of
+    this release reject a configuration with keys that they do not know.
     """
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
@@ -56,9 +54,9 @@ def render_live_config(
     switches = asdict(overrides.apply_to(settings.module.switches))
     limits |= {part: False for part, is_on in switches.items() if not is_on}
     rules = ""
-    if with_settings:
+    if LIVE_SETTINGS_FEATURE in features:
         limits |= _new_keys(plan, settings, overrides)
-    if with_statements:
+    if STATEMENTS_FEATURE in features:
         limits |= _statement_keys(settings.statements)
         rules = _rules(plan, settings)
     # The text of each node is cached, because most nodes do not change from one plan to the next.
@@ -80,10 +78,8 @@ def _new_keys(plan: Plan, settings: Settings, overrides: SwitchOverrides) -> dic
         "limits": [_limit_of(plan.limits[name]) for name in sorted(plan.limits)],
         "settings": dynamic_module.live_settings(settings),
     }
-    login_log = sql.login_log
-    if login_log.path is not None:
-        path = str(login_log.path)
-        keys["login_log"] = {"path": path, "max_bytes": login_log.max_bytes, "keep": login_log.keep}
+    if sql.login_log.path is not None:
+        keys["login_log"] = sql.login_log.model_dump(mode="json")
     return keys
 
 

@@ -36,8 +36,7 @@ class EnvoyProfile:
     group: str = ""  # the only group that the Envoy serves; empty if it serves all
     zone: str = ""  # the location of the Envoy; empty if it is unknown
     overrides: SwitchOverrides = NO_OVERRIDES
-    has_live_settings: bool = False  # the Envoy's module applies settings while the Envoy runs
-    has_statements: bool = False  # the Envoy's module reports statistics of statements
+    features: frozenset[str] = frozenset()  # those of MODULE_FEATURES that the Envoy's module has
 
     @property
     def has_module(self) -> bool:
@@ -47,7 +46,7 @@ class EnvoyProfile:
     @property
     def gets_settings_live(self) -> bool:
         """Whether the Envoy's listener leaves settings to the live configuration."""
-        return self.has_module and self.has_live_settings
+        return self.has_module and LIVE_SETTINGS_FEATURE in self.features
 
     def for_group_and_zone(self, group: str, zone: str) -> EnvoyProfile:
         """Return this profile with another group and zone."""
@@ -55,13 +54,7 @@ class EnvoyProfile:
 
     def for_envoy(self, envoy_node: EnvoyNode) -> EnvoyProfile:
         """Return this profile with the group, the zone and the features of an Envoy."""
-        return replace(
-            self,
-            group=envoy_node.group,
-            zone=envoy_node.zone,
-            has_live_settings=envoy_node.has_live_settings,
-            has_statements=envoy_node.has_statements,
-        )
+        return replace(self, group=envoy_node.group, zone=envoy_node.zone, features=envoy_node.features)
 
     def with_overrides(self, overrides: SwitchOverrides) -> EnvoyProfile:
         """Return this profile with the switches of the module that an operator has set for the Envoy."""
@@ -84,8 +77,7 @@ class EnvoyNode:
     module_version: str = ""  # empty if the bootstrap loads no module
     group: str = ""  # the only group that the Envoy serves; empty if it serves all
     zone: str = ""  # the location of the Envoy; empty if it is unknown
-    has_live_settings: bool = False  # its module applies settings while it runs
-    has_statements: bool = False  # its module reports statistics of statements
+    features: frozenset[str] = frozenset()  # those of MODULE_FEATURES that its module has
 
 
 def candidate_profiles(filter_setting: FilterSetting, envoy_node: EnvoyNode) -> tuple[EnvoyProfile, ...]:

@@ -22,7 +22,7 @@ async def server(tmp_path: Path, ports: Ports) -> AsyncIterator[ApiServer]:
 
 
 async def run_envoy(server: ApiServer, name: str, module: str = VERSION) -> FakeEnvoy:
-    return FakeEnvoy(int(server.next_settings.xds.listen.rpartition(":")[2]), name, module=module)
+    return FakeEnvoy(server.xds_port, name, module=module)
 
 
 async def test_switches_of_an_envoy_are_set_and_reset(server: ApiServer) -> None:

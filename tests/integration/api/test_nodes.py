@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from controlplane import address as addresses
 from controlplane.version import VERSION
 from sandbox.ports import Ports
 from tests.support.controlplane.api_server import ApiServer, problem_kind, run_api_server, settings
@@ -139,7 +138,7 @@ async def test_drain_without_body_uses_the_defaults(server: ApiServer, node: str
 async def test_closing_sessions_is_rejected_while_an_envoy_has_no_module(
     server: ApiServer, node: str
 ) -> None:
-    port = addresses.split(server.next_settings.xds.listen)[1]
+    port = server.xds_port
     async with FakeEnvoy(port, "one", module=VERSION), FakeEnvoy(port, "stock"):
         async with asyncio.timeout(15):
             while len((await server.http.get("/v1/envoys")).json()["envoys"]) != 2:
@@ -153,7 +152,7 @@ async def test_closing_sessions_is_rejected_while_an_envoy_has_no_module(
 
 
 async def test_sessions_are_closed_at_the_deadline_or_at_once(server: ApiServer, node: str) -> None:
-    port = addresses.split(server.next_settings.xds.listen)[1]
+    port = server.xds_port
     await server.wait_for_state(node, "active")
     async with FakeEnvoy(port, module=VERSION), open_metrics_stream(port) as stream:
         for _ in range(2):

@@ -173,7 +173,7 @@ async def test_check_shows_what_would_happen(server: ApiServer) -> None:
 
 
 async def test_envoys_get_the_rules(server: ApiServer) -> None:
-    envoy = FakeEnvoy(int(server.next_settings.xds.listen.rpartition(":")[2]), module=VERSION)
+    envoy = FakeEnvoy(server.xds_port, module=VERSION)
     async with envoy:
         await wait_until(lambda: bool(envoy.live_configs))
         assert envoy.live_configs[-1]["rules"] == [OF_SETTINGS]

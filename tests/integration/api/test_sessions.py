@@ -23,16 +23,15 @@ from tests.support.controlplane.api_server import (
 )
 from tests.support.controlplane.engine import FakeEnvoy
 from tests.support.controlplane.session_module import (
+    SERVICE,
     SessionModule,
-    call,
     resolve,
     run_session_module,
     session_message,
 )
-from tests.support.controlplane.statement_reports import INSTANCE
+from tests.support.controlplane.statement_reports import INSTANCE, OTHER_INSTANCE, call_module
 from tests.support.waiting import wait_until
 
-OTHER_INSTANCE = "f" * 16
 SESSIONS = (
     session_message(1, 5, 77, moves=1),
     session_message(2, 6, user="root", state="busy", text="select ?", digest=bytes(32)),
@@ -44,10 +43,6 @@ OTHERS = (session_message(1, 7), session_message(2, 9, 6, node="10.0.0.2:4000"))
 async def server(tmp_path: Path, ports: Ports) -> AsyncIterator[ApiServer]:
     async with run_api_server(settings(tmp_path, ports)) as server:
         yield server
-
-
-def xds_port(server: ApiServer) -> int:
-    return int(server.next_settings.xds.listen.rpartition(":")[2])
 
 
 async def get_sessions(server: ApiServer, **query: Any) -> dict[str, Any]:
@@ -68,7 +63,7 @@ async def wait_complete(server: ApiServer, envoys: int) -> None:
 @pytest.fixture
 async def modules(server: ApiServer) -> AsyncIterator[list[SessionModule]]:
     """Yield the modules of two Envoys, which answer."""
-    port = xds_port(server)
+    port = server.xds_port
     async with (
         run_session_module(port, *SESSIONS) as first,
         run_session_module(port, *OTHERS, envoy="envoy-2", instance=OTHER_INSTANCE) as second,
@@ -97,13 +92,13 @@ async def test_missing_envoys_are_named(server: ApiServer, modules: list[Session
     (problem,) = (await get_sessions(server))["incomplete"]
     assert problem == "not all threads of the Envoy envoy-2 have answered in time"
     assert (await get_sessions(server, envoy="envoy-1"))["incomplete"] == []
-    async with FakeEnvoy(xds_port(server), "plain"):
+    async with FakeEnvoy(server.xds_port, "plain"):
         answer = await get_sessions(server)
         assert answer["incomplete"][-1].endswith("these Envoys do not know their sessions: plain")
 
 
 async def test_envoy_that_does_not_answer_is_named_after_two_seconds(server: ApiServer) -> None:
-    async with run_session_module(xds_port(server), *SESSIONS, poll_port=1):
+    async with run_session_module(server.xds_port, *SESSIONS, poll_port=1):
         started = time.monotonic()
         (problem,) = (await get_sessions(server))["incomplete"]
         assert problem.startswith("these Envoys have not answered: envoy-1 (")
@@ -145,7 +140,7 @@ async def test_ambiguous_session_is_not_ended(server: ApiServer, modules: list[S
 
 @pytest.mark.usefixtures("modules")
 async def test_kill_is_resolved(server: ApiServer) -> None:
-    port = xds_port(server)
+    port = server.xds_port
     started = time.monotonic()
     assert await resolve(port, 5) == KillDecision(node_id=77)
     assert time.monotonic() - started < 1
@@ -158,7 +153,7 @@ async def test_kill_is_refused_if_an_envoy_has_disconnected(
     server: ApiServer, modules: list[SessionModule]
 ) -> None:
     """It may run, and have sessions. An operator can say that it has ended."""
-    port = xds_port(server)
+    port = server.xds_port
     async with run_session_module(port, envoy="envoy-3", instance="e" * 16):
         await wait_complete(server, 3)
     assert "envoy-3" in (await resolve(port, 5)).refusal
@@ -173,7 +168,7 @@ async def test_answers_are_incomplete_until_envoys_have_had_time_to_reconnect(
     """The session of a KILL may be on an Envoy that has not reconnected since the control plane restarted."""
     reason = "the control plane has just started, and some Envoys may not have reconnected to it yet"
     async with run_api_server(settings(tmp_path, ports, drain={"reconnect_grace": 600})) as server:
-        port = xds_port(server)
+        port = server.xds_port
         async with run_session_module(port, *SESSIONS) as module:
 
             async def answers() -> bool:
@@ -203,5 +198,5 @@ async def test_calls_of_unknown_processes_are_rejected(server: ApiServer, method
         (commands_pb2.PollRequest(instance=INSTANCE), grpc.StatusCode.UNAVAILABLE),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as rejected:
-            await call(xds_port(server), method, request, commands_pb2.PollResponse)
+            await call_module(server.xds_port, f"{SERVICE}{method}", request, commands_pb2.PollResponse)
         assert rejected.value.code() is code

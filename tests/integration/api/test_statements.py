@@ -17,6 +17,7 @@ from tests.support.controlplane.api_server import ApiServer, problem_kind, run_a
 from tests.support.controlplane.engine import FakeEnvoy
 from tests.support.controlplane.statement_reports import (
     INSTANCE,
+    OTHER_INSTANCE,
     announced_process,
     deliver_report,
     digest_of,
@@ -43,10 +44,6 @@ async def server(tmp_path: Path, ports: Ports) -> AsyncIterator[ApiServer]:
         yield server
 
 
-def xds_port(server: ApiServer) -> int:
-    return int(server.next_settings.xds.listen.rpartition(":")[2])
-
-
 async def get_statements(server: ApiServer, **query: Any) -> dict[str, Any]:
     answer: dict[str, Any] = (await server.http.get("/v1/statements", params=query)).raise_for_status().json()
     return answer
@@ -55,8 +52,8 @@ async def get_statements(server: ApiServer, **query: Any) -> dict[str, Any]:
 @pytest.fixture
 async def reporting(server: ApiServer) -> AsyncIterator[ApiServer]:
     """Yield a server to which an Envoy has reported ROWS."""
-    async with announced_process(xds_port(server)):
-        assert await deliver_report(xds_port(server), report_message(*ROWS)) == 1
+    async with announced_process(server.xds_port):
+        assert await deliver_report(server.xds_port, report_message(*ROWS)) == 1
         yield server
 
 
@@ -111,7 +108,7 @@ async def test_invalid_queries_are_rejected(server: ApiServer, query: str) -> No
 async def test_report_counts_once_and_invalid_reports_are_rejected(
     reporting: ApiServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    port = xds_port(reporting)
+    port = reporting.xds_port
     assert await send_report(port, report_message(*ROWS)) == 1
     for message in (b"\xff", report_message(row(latency=[])), report_message(row(), instance="x")):
         with pytest.raises(grpc.aio.AioRpcError) as rejection:
@@ -120,7 +117,7 @@ async def test_report_counts_once_and_invalid_reports_are_rejected(
     with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
         await send_report(port, b"\n\x00" * (3 << 20))
     with pytest.raises(grpc.aio.AioRpcError) as unknown:
-        await send_report(port, report_message(row(), instance="f" * 16))
+        await send_report(port, report_message(row(), instance=OTHER_INSTANCE))
     assert unknown.value.code() is grpc.StatusCode.UNAVAILABLE
     assert (await get_statements(reporting))["statements"][0]["count"] == 2
     assert "Traceback" not in capfd.readouterr().err
@@ -134,10 +131,10 @@ async def test_statistics_are_turned_on_and_off_while_envoys_run(tmp_path: Path,
 
     async with (
         run_api_server(initial) as server,
-        FakeEnvoy(xds_port(server), "envoy-1", module=VERSION) as envoy,
-        announced_process(xds_port(server)),
+        FakeEnvoy(server.xds_port, "envoy-1", module=VERSION) as envoy,
+        announced_process(server.xds_port),
     ):
-        await deliver_report(xds_port(server), report_message(*ROWS))
+        await deliver_report(server.xds_port, report_message(*ROWS))
         answer = await get_statements(server)
         assert (answer["digests"], answer["statements"], answer["others"]["count"]) == ("off", [], 0)
         await wait_until(lambda: bool(envoy.live_configs))
@@ -146,7 +143,7 @@ async def test_statistics_are_turned_on_and_off_while_envoys_run(tmp_path: Path,
         (await server.http.post("/v1/config/reload")).raise_for_status()
         await wait_until(lambda: "statements" in envoy.live_configs[-1])
         assert envoy.live_configs[-1]["statements"] == {"max_rows": 70, "interval": 3.0}
-        await send_report(xds_port(server), report_message(*ROWS, sequence=2))
+        await send_report(server.xds_port, report_message(*ROWS, sequence=2))
         assert len((await get_statements(server))["statements"]) == 2
         server.next_settings = initial
         (await server.http.post("/v1/config/reload")).raise_for_status()
@@ -155,7 +152,7 @@ async def test_statistics_are_turned_on_and_off_while_envoys_run(tmp_path: Path,
 
 
 async def test_envoys_without_module_are_named(server: ApiServer) -> None:
-    async with FakeEnvoy(xds_port(server), "plain") as envoy:
+    async with FakeEnvoy(server.xds_port, "plain") as envoy:
         await envoy.wait_for_endpoints(lambda _: True)
         assert (await get_statements(server))["incomplete"] == [
             "without Tidevoy's module, these Envoys report no statements: plain"
@@ -173,12 +170,12 @@ async def test_metrics_have_digests_but_no_texts(reporting: ApiServer) -> None:
     async def are_shown() -> bool:
         nonlocal sequence
         sequence += 1
-        await send_report(xds_port(reporting), report_message(row(1), sequence=sequence))
+        await send_report(reporting.xds_port, report_message(row(1), sequence=sequence))
         return set(await executions()) == {digest_of(1), digest_of(2)}
 
     await wait_until(are_shown)  # after at most 10 s, when the first slot of the store has ended
     before = await executions()
-    await send_report(xds_port(reporting), report_message(row(1), sequence=sequence + 1))
+    await send_report(reporting.xds_port, report_message(row(1), sequence=sequence + 1))
     after = await executions()
     assert float(after[digest_of(1)]) == float(before[digest_of(1)]) + 1
     assert after[digest_of(2)] == "0.0"
@@ -187,9 +184,9 @@ async def test_metrics_have_digests_but_no_texts(reporting: ApiServer) -> None:
 async def test_pages_show_statements_with_escaped_texts(server: ApiServer) -> None:
     hostile = "select '</code><script>alert(1)</script>'"
     statement = {"digest": bytes.fromhex(digest_of(1)), "text": hostile}
-    async with announced_process(xds_port(server), instance=INSTANCE):
+    async with announced_process(server.xds_port, instance=INSTANCE):
         await deliver_report(
-            xds_port(server), report_message(*ROWS[:2], row(1, "<b>"), statements=[statement])
+            server.xds_port, report_message(*ROWS[:2], row(1, "<b>"), statements=[statement])
         )
         page = (await server.http.get("/console/statements?sort=errors", headers=HTML)).text
         assert "<script>alert" not in page

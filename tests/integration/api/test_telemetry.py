@@ -15,7 +15,6 @@ import grpc
 import pytest
 
 from cli.main import run
-from controlplane import address as addresses
 from controlplane.config.limits import LimitSettings
 from controlplane.version import VERSION
 from sandbox.ports import Ports
@@ -43,10 +42,6 @@ async def server(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ApiSe
     async with run_api_server(settings(tmp_path, ports, [node])) as server:
         await server.wait_for_state(node, "active")
         yield server
-
-
-def xds_port(server: ApiServer) -> int:
-    return addresses.split(server.next_settings.xds.listen)[1]
 
 
 async def wait_for_envoys(server: ApiServer, count: int = 1) -> list[dict[str, Any]]:
@@ -79,7 +74,7 @@ async def test_traffic_is_null_before_the_first_report(server: ApiServer, node: 
     reported = await server.node(node)
     assert {name: reported[name] for name in TRAFFIC_FIELDS} == dict.fromkeys(TRAFFIC_FIELDS)
     assert next(iter(reported)) == "address"
-    async with FakeEnvoy(xds_port(server)):
+    async with FakeEnvoy(server.xds_port):
         (envoy,) = await wait_for_envoys(server)
     assert {name: envoy[name] for name in TRAFFIC_FIELDS} == dict.fromkeys(TRAFFIC_FIELDS)
     assert envoy["config_rejection"] is None
@@ -87,7 +82,7 @@ async def test_traffic_is_null_before_the_first_report(server: ApiServer, node: 
 
 
 async def test_node_reports_the_sum_over_envoys_and_each_envoy_its_own(server: ApiServer, node: str) -> None:
-    port = xds_port(server)
+    port = server.xds_port
     async with FakeEnvoy(port, "one"), FakeEnvoy(port, "two"), open_metrics_stream(port) as one:
         await one.send(*all_families(node), envoy="one")
         async with open_metrics_stream(port) as two:
@@ -140,7 +135,7 @@ async def test_limits_are_shown_with_what_envoys_use_of_them(tmp_path: Path, por
         ]
 
     async with run_api_server(settings(tmp_path, ports, [node], limits=limits)) as server:
-        port = xds_port(server)
+        port = server.xds_port
         async with FakeEnvoy(port, "one"), open_metrics_stream(port) as stream:
             await stream.send(
                 *limit_families("total", 7, 20),
@@ -206,7 +201,7 @@ async def test_ejections_are_reported_with_reason_and_time(server: ApiServer, no
     async def get_page(path: str) -> str:
         return (await server.http.get(path, headers={"Accept": "text/html"})).text
 
-    port = xds_port(server)
+    port = server.xds_port
     async with FakeEnvoy(port, "one"), open_metrics_stream(port) as stream:
         (ejection,) = await send_ejection(stream, since, envoy="one")
         assert (ejection["envoy"], ejection["reason"]) == ("one", "closed")
@@ -228,7 +223,7 @@ async def test_ejections_are_reported_with_reason_and_time(server: ApiServer, no
 
 
 async def test_drain_progress_is_reported(server: ApiServer, node: str) -> None:
-    port = xds_port(server)
+    port = server.xds_port
 
     async def send_counts(
         stream: MetricsStream, sessions: int, moved: int, *families: bytes
@@ -276,8 +271,8 @@ async def test_rebalancing_sessions_are_reported(
     async with (
         run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as other,
         run_api_server(settings(tmp_path, ports, [node, other.endpoint], rebalance=slow)) as server,
-        FakeEnvoy(xds_port(server), "one", module=VERSION),
-        open_metrics_stream(xds_port(server)) as stream,
+        FakeEnvoy(server.xds_port, "one", module=VERSION),
+        open_metrics_stream(server.xds_port) as stream,
     ):
         await server.wait_for_state(node, "active")
         await server.wait_for_state(other.endpoint, "active")
@@ -294,7 +289,7 @@ async def test_rebalancing_sessions_are_reported(
 
 
 async def test_config_rejection_of_the_module_is_reported(server: ApiServer) -> None:
-    port = xds_port(server)
+    port = server.xds_port
     text = "unknown key `x`: remove it"
     async with FakeEnvoy(port, "one"), open_metrics_stream(port) as stream:
         series = metric_family("tidevoy.config_refusals", 1, extension="session", text=text)
@@ -315,7 +310,7 @@ async def test_config_rejection_of_the_module_is_reported(server: ApiServer) -> 
 
 
 async def test_stream_without_node_id_is_rejected_with_a_reason(server: ApiServer, node: str) -> None:
-    async with open_metrics_stream(xds_port(server)) as stream:
+    async with open_metrics_stream(server.xds_port) as stream:
         await stream.send(*all_families(node))
         with pytest.raises(grpc.aio.AioRpcError, match=r"the first message has no node\.id") as error:
             await stream.call
@@ -324,7 +319,7 @@ async def test_stream_without_node_id_is_rejected_with_a_reason(server: ApiServe
 
 
 async def test_invalid_telemetry_messages_are_ignored(server: ApiServer, node: str) -> None:
-    async with open_metrics_stream(xds_port(server)) as stream:
+    async with open_metrics_stream(server.xds_port) as stream:
         await stream.send(*all_families(node), envoy="one")
         await stream.call.write(b"\xff\xff")
         await stream.send(
@@ -334,7 +329,7 @@ async def test_invalid_telemetry_messages_are_ignored(server: ApiServer, node: s
 
 
 async def test_oversized_message_ends_only_its_stream(server: ApiServer, node: str) -> None:
-    port = xds_port(server)
+    port = server.xds_port
     async with open_metrics_stream(port) as stream:
         with contextlib.suppress(grpc.aio.AioRpcError):  # the rejection may arrive before everything is sent
             await stream.send(b"x" * 5_000_000, envoy="one")
@@ -347,7 +342,7 @@ async def test_oversized_message_ends_only_its_stream(server: ApiServer, node: s
 
 
 async def test_restarted_envoy_starts_counting_from_zero(server: ApiServer, node: str) -> None:
-    port = xds_port(server)
+    port = server.xds_port
     async with open_metrics_stream(port) as stream:
         await stream.send(*all_families(node), envoy="one")
         await wait_for_logins(server, node, 9)

@@ -16,7 +16,6 @@ from envoy.service.load_stats.v3 import lrs_pb2, lrs_pb2_grpc
 
 from controlplane.config.settings import Settings
 from controlplane.model.plan import Plan
-from controlplane.model.statements import COUNT
 from controlplane.replicas import peer_feed_pb2, peer_feed_server
 from controlplane.replicas.peer_sync import PeerSync
 from controlplane.xds.resource_type import ENDPOINTS
@@ -25,6 +24,7 @@ from tests.support.controlplane.statement_reports import (
     announced_process,
     deliver_report,
     digest_of,
+    executions,
     report_message,
     row,
 )
@@ -78,15 +78,6 @@ async def wait_for_all(replicas: Iterable[FakeReplica], condition: Callable[[Fak
     """Wait for one replica after the other until the condition is true for it."""
     for replica in replicas:
         await wait_until(partial(condition, replica))
-
-
-def statement_counts(replica: FakeReplica) -> dict[str, float]:
-    """Return the executions that a replica knows, by digest."""
-    sums: Counter[str] = Counter()
-    for rows in replica.statements.window(600).slots:
-        for key, counts in rows.items():
-            sums[key.digest] += int(counts[COUNT])
-    return dict(sums)
 
 
 def connected_since(replica: FakeReplica) -> float:
@@ -160,11 +151,13 @@ async def test_statements_reach_all_replicas_and_count_once() -> None:
         await wait_for_all((a, b), lambda replica: bool(replica.reports))
         for sequence in (1, 2):
             await deliver_report(a.xds.port, report_message(row(1), sequence=sequence))
-        await wait_until(lambda: statement_counts(b) == {digest_of(1): 2})
+        await wait_until(lambda: executions(b.statements.window(600)) == {digest_of(1): 2})
         # The Envoy reconnects to `b`, and sends its last report again.
         await deliver_report(b.xds.port, report_message(row(1), sequence=2))
         await deliver_report(b.xds.port, report_message(row(1), sequence=3))
-        await wait_for_all((a, b), lambda replica: statement_counts(replica) == {digest_of(1): 3})
+        await wait_for_all(
+            (a, b), lambda replica: executions(replica.statements.window(600)) == {digest_of(1): 3}
+        )
 
 
 async def test_outages_of_replicas_are_remembered() -> None:
@@ -180,6 +173,13 @@ async def test_outages_of_replicas_are_remembered() -> None:
         assert (ended.replica, ended.since) == ("b", outage.since)
         assert ended.until is not None
         assert ended.until >= ended.since
+        await b.stop()
+        await wait_until(lambda: "b" in a.peer_sync.unreachable())
+        (outage,) = [one for one in a.peer_sync.outages() if one.until is None]
+        a.set_peers()  # the registration of `b` has expired
+        ended = a.peer_sync.outages()[-1]
+        assert (ended.replica, ended.since) == ("b", outage.since)
+        assert ended.until is not None
 
 
 async def test_late_follower_ignores_a_partial_flush() -> None:
@@ -368,7 +368,7 @@ async def test_failing_message_ends_only_the_feed(monkeypatch: pytest.MonkeyPatc
 
 async def test_remote_follower_without_certificate_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_replicas(SETTINGS, "a") as (a,):
-        monkeypatch.setattr("controlplane.replicas.peer_feed_server.peer_address", lambda _: "10.0.0.9:1")
+        monkeypatch.setattr("controlplane.replicas.peer_authorization.peer_address", lambda _: "10.0.0.9:1")
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await read_first_batch(grpc.aio.insecure_channel(a.address, options=UNSHARED_CONNECTION_OPTIONS))
         assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED

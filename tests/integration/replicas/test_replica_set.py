@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def published_gauge(engine: Engine) -> float | None:
     return engine.registry.get_sample_value("tidevoy_plan_published")
 
 
-async def wait_for_rules(envoy: FakeEnvoy, rules: list[dict[str, Any]]) -> None:
+async def wait_for_rules(envoy: FakeEnvoy, rules: Sequence[Mapping[str, Any]]) -> None:
     await wait_until(lambda: envoy.live_configs[-1].get("rules", []) == rules)
 
 

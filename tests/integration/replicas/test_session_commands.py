@@ -10,9 +10,8 @@ from controlplane.model.sessions import SessionQuery
 from sandbox.etcd import Etcd
 from tests.support.controlplane.replicas import run_engines
 from tests.support.controlplane.session_module import resolve, run_session_module, session_message
+from tests.support.controlplane.statement_reports import OTHER_INSTANCE
 from tests.support.waiting import wait_until
-
-OTHER_INSTANCE = "f" * 16
 
 
 async def is_complete(engine: Engine, envoys: int) -> bool:

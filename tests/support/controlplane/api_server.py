@@ -30,6 +30,10 @@ class ApiServer:
     serving: asyncio.Task[None]
     failures: list[Exception] = field(default_factory=list)
 
+    @property
+    def xds_port(self) -> int:
+        return int(self.next_settings.xds.listen.rpartition(":")[2])
+
     def load(self) -> Settings:
         """Return `next_settings`. If `failures` is not empty, raise and remove its first exception."""
         if self.failures:

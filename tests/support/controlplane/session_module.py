@@ -14,10 +14,11 @@ from controlplane.model.sessions import Session
 from controlplane.sessions import commands_pb2
 from controlplane.version import VERSION
 from tests.support.controlplane.engine import FakeEnvoy
-from tests.support.controlplane.statement_reports import INSTANCE, announced_process
+from tests.support.controlplane.statement_reports import INSTANCE, announced_process, call_module
+from tests.support.waiting import wait_until
 
-_SERVICE = "/tidevoy.commands.v1.Commands/"
-_RETRY_SECONDS = 0.05
+SERVICE = "/tidevoy.commands.v1.Commands/"
+_POLL_SECONDS = 40.0  # longer than a control plane keeps a poll
 
 
 def session_message(connection: int, id_: int, node_id: int | None = None, **values: Any) -> Any:
@@ -58,19 +59,10 @@ def session(connection: int, id_: int, node_id: int | None = None, **values: Any
     return Session(**(defaults | values))
 
 
-async def call(port: int, method: str, request: Any, response_type: Any, seconds: float = 40.0) -> Any:
-    """Make one call of a module to the xDS port on this machine. Raises AioRpcError."""
-    options = (("grpc.use_local_subchannel_pool", 1),)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        method_call = channel.unary_unary(_SERVICE + method, response_deserializer=response_type.FromString)
-        data = request if isinstance(request, bytes) else request.SerializeToString()
-        return await method_call(data, timeout=seconds)
-
-
 async def resolve(port: int, id_: int, instance: str = INSTANCE) -> KillDecision:
     """Ask which session a KILL means."""
     request = commands_pb2.ResolveRequest(instance=instance, id=id_)
-    response = await call(port, "Resolve", request, commands_pb2.ResolveResponse)
+    response = await call_module(port, f"{SERVICE}Resolve", request, commands_pb2.ResolveResponse)
     return KillDecision(response.node_id, response.refusal)
 
 
@@ -81,21 +73,28 @@ class SessionModule:
         self.sessions = {message.connection: message for message in sessions}
         self.is_incomplete = False
         self.commands: list[Any] = []
+        self._polled: Sequence[Any] = ()
         self._port, self._report_port, self._instance = port, report_port, instance
 
     async def run(self) -> None:
         while True:
-            try:
-                request = commands_pb2.PollRequest(instance=self._instance)
-                polled = await call(self._port, "Poll", request, commands_pb2.PollResponse)
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(_RETRY_SECONDS)
-                continue
-            self.commands += polled.commands
-            report = commands_pb2.ReportRequest(
-                instance=self._instance, results=[self._result(command) for command in polled.commands]
+            # A control plane refuses a poll while it does not know the process.
+            await wait_until(self._poll, 60)
+            results = [self._result(command) for command in self._polled]
+            report = commands_pb2.ReportRequest(instance=self._instance, results=results)
+            await call_module(self._report_port, f"{SERVICE}Report", report, commands_pb2.ReportResponse)
+
+    async def _poll(self) -> bool:
+        request = commands_pb2.PollRequest(instance=self._instance)
+        try:
+            response = await call_module(
+                self._port, f"{SERVICE}Poll", request, commands_pb2.PollResponse, seconds=_POLL_SECONDS
             )
-            await call(self._report_port, "Report", report, commands_pb2.ReportResponse)
+        except grpc.aio.AioRpcError:
+            return False
+        self._polled = response.commands
+        self.commands += self._polled
+        return True
 
     def _result(self, command: Any) -> Any:
         match command.WhichOneof("content"):

@@ -8,13 +8,13 @@ from typing import Any
 
 import grpc
 
-from controlplane.model.statements import StatementReport
+from controlplane.model.statements import COUNT, StatementReport, StatementWindow
 from controlplane.observe.envoy_reports.statement_reports import parse_report
 from controlplane.observe.envoy_reports.statements_pb2 import ReportRequest, ReportResponse
 from tests.support.controlplane.telemetry_messages import module_info_family, open_metrics_stream
 from tests.support.waiting import wait_until
 
-INSTANCE = "0123456789abcdef"
+INSTANCE, OTHER_INSTANCE = "0123456789abcdef", "f" * 16
 LATENCY_BUCKETS = 14
 METHOD = "/tidevoy.statements.v1.StatementReports/Report"
 
@@ -76,17 +76,30 @@ def report(
     return parse_report(report_message(*rows, sequence=sequence, **values), envoy)
 
 
-async def send_report(port: int, message: Any, *, seconds: float = 10.0) -> int:
-    """Send a report to the xDS port on this machine as a module does; return the acknowledged number.
+def executions(window: StatementWindow) -> dict[str, float]:
+    """Return the executions by digest."""
+    sums: dict[str, float] = {}
+    for rows in window.slots:
+        for key, counts in rows.items():
+            sums[key.digest] = sums.get(key.digest, 0) + counts[COUNT]
+    return sums
 
-    Raises AioRpcError if the control plane rejects it.
-    """
+
+async def call_module(
+    port: int, method: str, request: Any, response_type: Any, *, seconds: float = 10.0
+) -> Any:
+    """Make one call of a module to the xDS port on this machine. Raises AioRpcError if it is rejected."""
     options = (("grpc.use_local_subchannel_pool", 1),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-        call = channel.unary_unary(METHOD, response_deserializer=ReportResponse.FromString)
-        data = message if isinstance(message, bytes) else message.SerializeToString()
-        response = await call(data, timeout=seconds)
-        return int(response.sequence)
+        call = channel.unary_unary(method, response_deserializer=response_type.FromString)
+        data = request if isinstance(request, bytes) else request.SerializeToString()
+        return await call(data, timeout=seconds)
+
+
+async def send_report(port: int, message: Any) -> int:
+    """Send a report as a module does; return the acknowledged number. Raises AioRpcError."""
+    response = await call_module(port, METHOD, message, ReportResponse)
+    return int(response.sequence)
 
 
 async def deliver_report(port: int, message: Any) -> int:
@@ -111,7 +124,7 @@ async def deliver_report(port: int, message: Any) -> int:
 async def announced_process(
     port: int, *, envoy: str = "envoy-1", instance: str = INSTANCE
 ) -> AsyncIterator[None]:
-    """Open a metrics stream, which tells the control plane which Envoy a process is."""
+    """Open a metrics stream, from which the control plane learns the Envoy of a process."""
     async with open_metrics_stream(port) as stream:
         await stream.send(module_info_family(instance), envoy=envoy)
         yield

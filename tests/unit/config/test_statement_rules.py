@@ -132,7 +132,7 @@ def test_problems_have_place_and_reason(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_problem_of_all_rules_together_has_no_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    error = {"index": 0, "rule": "", "key": "pattern", "reason": "too large", "position": None}
+    error = {"index": None, "rule": "", "key": "pattern", "reason": "too large", "position": None}
     fake_engine(monkeypatch, tmp_path, f"echo '{json.dumps({'errors': [error], 'results': []})}'")
     (problem,) = check_rules([rule(log=True)])
     assert (problem.place, problem.path, problem.problem) == (None, (), "too large")

@@ -8,11 +8,11 @@ from controlplane.decide.kill_target import (
     KillDecision,
     decide_kill,
     describe_ambiguity,
-    merge_sessions,
     sessions_with_id,
 )
 from controlplane.model.sessions import Session
 from tests.support.controlplane.session_module import session
+from tests.support.controlplane.statement_reports import OTHER_INSTANCE
 
 MOVED, STAYED, OTHER = session(1, 5, 77), session(2, 6), session(3, 8, 5, node="10.0.0.2:4000")
 
@@ -33,7 +33,9 @@ def test_kill_passes(sessions: list[Session], id_: int, node_id: int) -> None:
     assert decide_kill(id_, sessions, ()) == KillDecision(node_id)
 
 
-@pytest.mark.parametrize("other", [OTHER, session(3, 5, 8), session(3, 5), session(1, 5, instance="f" * 16)])
+@pytest.mark.parametrize(
+    "other", [OTHER, session(3, 5, 8), session(3, 5), session(1, 5, instance=OTHER_INSTANCE)]
+)
 def test_ambiguous_kill_is_refused(other: Session) -> None:
     decision = decide_kill(5, [other, MOVED], ())
     assert decision.node_id == 0
@@ -61,13 +63,3 @@ def test_refusals_fit_into_the_error_of_a_client() -> None:
 
 def test_sessions_with_an_id_come_once_and_those_of_the_handshake_first() -> None:
     assert sessions_with_id(5, [OTHER, MOVED, STAYED, MOVED]) == [MOVED, OTHER]
-
-
-def test_merged_sessions_begin_with_those_that_are_busy_longest() -> None:
-    states = [("idle", 9.0), ("busy", 1.0), ("transaction", 2.0), ("busy", 5.0), ("idle", 3.0)]
-    sessions = [
-        session(number, number, state=state, seconds_in_state=seconds)
-        for number, (state, seconds) in enumerate(states)
-    ]
-    order = [(s.state, s.seconds_in_state) for s in merge_sessions([*sessions, sessions[0]], 4)]
-    assert order == [("busy", 5.0), ("busy", 1.0), ("transaction", 2.0), ("idle", 3.0)]

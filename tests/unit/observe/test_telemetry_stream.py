@@ -84,17 +84,13 @@ def test_counts_of_a_log_are_reported_once_the_log_is_on(log: str) -> None:
     def lines(result: str, value: int) -> bytes:
         return metric_family(f"tidevoy.{log}_lines", value, result=result)
 
-    def counts(report: ModuleReport) -> LogCounts | None:
-        return {"login_log": report.login_log, "statement_log": report.statement_log}.pop(log)
-
     stream = new_stream()
-    assert counts(flush(stream)) is None
-    assert counts(flush(stream, lines("written", 0))) == LogCounts()
+    assert flush(stream).logs == {}
+    assert flush(stream, lines("written", 0)).logs == {log: LogCounts()}
     errors = metric_family(f"tidevoy.{log}_write_errors", 2)
     report = flush(stream, lines("written", 7), lines("dropped", 3), errors, lines("lost", 1))
-    assert (counts(report), report.dropped_series) == (LogCounts(7, 3, 2), 1)
-    assert counts(flush(stream, lines("written", 8))) == LogCounts(8, 3, 2)
-    assert [report.login_log, report.statement_log].count(None) == 1
+    assert (report.logs, report.dropped_series) == ({log: LogCounts(7, 3, 2)}, 1)
+    assert flush(stream, lines("written", 8)).logs == {log: LogCounts(8, 3, 2)}
     later = metric_family("tidevoy.other_log_lines", 1, result="written")
     assert flush(stream, later).dropped_series == report.dropped_series
 

@@ -147,12 +147,19 @@ def test_event_with_half_a_surrogate_pair_is_sent() -> None:
         peer_messages.encode_message(0.0, load_report=peer_feed_pb2.LoadReport(report=b"\xff")),
         peer_messages.encode_message(0.0, event=peer_feed_pb2.Event(data="{")),
         peer_messages.encode_message(0.0, event=peer_feed_pb2.Event(data="[]")),
-        peer_messages.encode_message(0.0, statements=peer_feed_pb2.StatementReport(report=b"\xff")),
     ],
 )
 def test_invalid_message_raises_unreadable_message(message: bytes) -> None:
     with pytest.raises(peer_messages.UnreadableMessage):
         RecordingReader().receive(message)
+
+
+@pytest.mark.parametrize("report", [b"\xff", report_message(row(), sequence=0).SerializeToString()])
+def test_unreadable_report_of_statements_is_not_stored(report: bytes) -> None:
+    reader = RecordingReader()
+    statements = peer_feed_pb2.StatementReport(envoy="e", report=report)
+    reader.receive(peer_messages.encode_message(0.0, statements=statements))
+    assert not any(reader.statements.window(60).slots)
 
 
 def test_messages_of_unknown_kinds_are_ignored() -> None:

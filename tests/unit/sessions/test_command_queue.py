@@ -8,6 +8,7 @@ from typing import Any
 from controlplane.model.sessions import SessionResult
 from controlplane.sessions import commands_pb2
 from controlplane.sessions.command_queue import CommandQueue
+from tests.support.waiting import assert_never
 
 
 def command(id_: int, instance: str = "") -> Any:
@@ -22,6 +23,13 @@ async def ids(queue: CommandQueue, instance: str, seconds: float = 0.0) -> list[
     return [message.id for message in await queue.next_commands(instance, seconds)]
 
 
+async def start_poll(queue: CommandQueue, instance: str) -> asyncio.Task[list[int]]:
+    """Start a poll, and return when it waits for commands."""
+    poll = asyncio.create_task(ids(queue, instance, 10.0))
+    await asyncio.sleep(0)  # the task runs until it waits
+    return poll
+
+
 async def test_command_is_given_once_to_each_process() -> None:
     queue = CommandQueue()
     with queue.run(command(1), ignore), queue.run(command(2, "b"), ignore):
@@ -31,30 +39,23 @@ async def test_command_is_given_once_to_each_process() -> None:
 
 async def test_command_ends_a_wait() -> None:
     queue = CommandQueue()
-    waiting = [asyncio.create_task(ids(queue, name, 10.0)) for name in ("a", "b")]
-    await asyncio.sleep(0)
+    waiting = [await start_poll(queue, name) for name in ("a", "b")]
     with queue.run(command(1), ignore):
         assert await asyncio.gather(*waiting) == [[1], [1]]
 
 
 async def test_wait_for_a_command_of_another_process_continues() -> None:
     queue = CommandQueue()
-    waiting = asyncio.create_task(ids(queue, "a", 10.0))
-    await asyncio.sleep(0)
+    waiting = await start_poll(queue, "a")
     with queue.run(command(1, "b"), ignore):
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
+        await assert_never(waiting.done, 0.01)
         with queue.run(command(2), ignore):
             assert await waiting == [2]
 
 
 async def test_newer_poll_ends_an_older_one_and_gets_the_commands() -> None:
     queue = CommandQueue()
-    older = asyncio.create_task(ids(queue, "a", 10.0))
-    other = asyncio.create_task(ids(queue, "b", 10.0))
-    await asyncio.sleep(0)
-    newer = asyncio.create_task(ids(queue, "a", 10.0))
-    await asyncio.sleep(0)
+    older, other, newer = [await start_poll(queue, name) for name in ("a", "b", "a")]
     async with asyncio.timeout(5):
         with queue.run(command(1), ignore):  # before the older poll has ended
             assert await older == []
@@ -63,10 +64,7 @@ async def test_newer_poll_ends_an_older_one_and_gets_the_commands() -> None:
 
 async def test_end_of_an_older_poll_leaves_the_newer_one() -> None:
     queue = CommandQueue()
-    older = asyncio.create_task(ids(queue, "a", 10.0))
-    await asyncio.sleep(0)
-    newer = asyncio.create_task(ids(queue, "a", 10.0))
-    await asyncio.sleep(0)
+    older, newer = [await start_poll(queue, "a") for _ in range(2)]
     older.cancel()
     await asyncio.wait({older})
     with queue.run(command(1), ignore):

@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.module_calls import InvalidModuleMessage, decode
 from controlplane.sessions import commands_pb2
-from controlplane.sessions.messages import (
-    MAX_SESSIONS_PER_ENVOY,
-    InvalidCommandMessage,
-    decode,
-    read_result,
-)
+from controlplane.sessions.messages import MAX_SESSIONS_PER_ENVOY, read_result
 from tests.support.controlplane.session_module import session, session_message
 from tests.support.controlplane.statement_reports import INSTANCE
 
@@ -41,26 +37,26 @@ def test_result_is_read() -> None:
 )
 def test_invalid_session(values: dict[str, Any]) -> None:
     message = commands_pb2.Result(sessions=[session_message(1, 2, **values)])
-    with pytest.raises(InvalidCommandMessage):
+    with pytest.raises(InvalidModuleMessage):
         read_result(message, "envoy-1", INSTANCE)
 
 
 def test_result_with_too_many_sessions_is_invalid() -> None:
     message = commands_pb2.Result(sessions=[session_message(1, 2)] * (MAX_SESSIONS_PER_ENVOY + 1))
-    with pytest.raises(InvalidCommandMessage, match="more than"):
+    with pytest.raises(InvalidModuleMessage, match="more than"):
         read_result(message, "envoy-1", INSTANCE)
 
 
 @pytest.mark.parametrize("instance", ["", "x", INSTANCE + "\n"])
 def test_message_needs_the_id_of_a_process(instance: str) -> None:
     data = commands_pb2.PollRequest(instance=instance).SerializeToString()
-    with pytest.raises(InvalidCommandMessage, match="instance"):
+    with pytest.raises(InvalidModuleMessage, match="instance"):
         decode(commands_pb2.PollRequest, data)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_report_or_invalid(data: bytes) -> None:
-    with suppress(InvalidCommandMessage):
+    with suppress(InvalidModuleMessage):
         message = decode(commands_pb2.ReportRequest, data)
         for result in message.results:
             read_result(result, "envoy-1", message.instance)

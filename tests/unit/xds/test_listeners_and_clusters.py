@@ -35,6 +35,7 @@ from controlplane.xds.resources import live_config as live_configs
 from controlplane.xds.resources.endpoints import nodes_by_group
 from controlplane.xds.resources.profile import (
     CONTRIB_PROFILE,
+    MODULE_FEATURES,
     MODULE_PROFILE,
     PLAIN_PROFILE,
     EnvoyNode,
@@ -211,8 +212,7 @@ def test_earlier_modules_get_no_keys_that_they_would_reject() -> None:
         settings,
         "",
         SwitchOverrides(ready=False, drain=True, migration=False),
-        with_settings=False,
-        with_statements=False,
+        features=(),
     )
     published = json.loads(text)["published"]
     assert published.keys() == {"group", "login_timeout", "idle_timeout", "migration", "nodes"}
@@ -435,7 +435,7 @@ def test_required_proxy_protocol_admits_only_trusted_proxies(profile: EnvoyProfi
 
 
 def test_module_with_live_settings_enforces_what_envoy_would_keep() -> None:
-    profile = replace(MODULE_PROFILE, has_live_settings=True)
+    profile = replace(MODULE_PROFILE, features=frozenset(MODULE_FEATURES))
     sql = {"proxy_protocol": "required", "trusted_proxies": ["10.0.0.0/8"], "max_connections": 9}
     backend = {"connect_timeout": 2.5, "max_connections": 7}
     settings = Settings.model_validate({"sql": sql, "backend": backend})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,17 @@ from controlplane.config.settings import Settings
 from controlplane.model.plan import Plan
 from controlplane.xds.resource_set import structures_of
 from controlplane.xds.resource_type import CLUSTER, LISTENER, LIVE_CONFIG
-from controlplane.xds.resources.profile import MODULE_PROFILE, PLAIN_PROFILE, EnvoyProfile
+from controlplane.xds.resources.profile import (
+    LIVE_SETTINGS_FEATURE,
+    MODULE_FEATURES,
+    MODULE_PROFILE,
+    PLAIN_PROFILE,
+    EnvoyProfile,
+)
 from controlplane.xds.snapshot_cache import Snapshot, build_snapshots
 from tests.support.controlplane.setting_values import NON_DEFAULTS, nested
 
-LIVE_PROFILE = replace(MODULE_PROFILE, has_live_settings=True)
+LIVE_PROFILE = replace(MODULE_PROFILE, features=frozenset({LIVE_SETTINGS_FEATURE}))
 SECTIONS = ("sql", "backend", "tls", "migration")
 SETTINGS = [(path, field) for path, field in schema.iter_settings(Settings) if path[0] in SECTIONS]
 BASE = {key: value for key, value in NON_DEFAULTS.items() if key.split(".")[0] in SECTIONS}
@@ -70,16 +77,16 @@ def test_other_envoys_get_settings_only_in_new_listeners_and_clusters(profile: E
 
 
 @pytest.mark.parametrize(
-    ("digests", "has_statements", "expected"),
+    ("digests", "features", "expected"),
     [
-        ("on", True, b'"statements": {"max_rows": 500, "interval": 5.0}'),
-        ("on", False, b""),
-        ("off", True, b""),
+        ("on", MODULE_FEATURES, b'"statements": {"max_rows": 500, "interval": 5.0}'),
+        ("on", [LIVE_SETTINGS_FEATURE], b""),
+        ("off", MODULE_FEATURES, b""),
     ],
 )
 def test_only_modules_that_report_statements_get_their_settings(
-    digests: str, has_statements: bool, expected: bytes
+    digests: str, features: Iterable[str], expected: bytes
 ) -> None:
-    profile = replace(LIVE_PROFILE, has_statements=has_statements)
+    profile = replace(LIVE_PROFILE, features=frozenset(features))
     body = snapshot({"statements.digests": digests}, profile).resource_sets[LIVE_CONFIG].body
     assert (expected in body) if expected else (b"statements" not in body)

@@ -18,7 +18,7 @@ from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan
 from controlplane.xds.resource_set import build_resource_set, make_resource, structures_of
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, PUSH_ORDER
-from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_PROFILE, PLAIN_PROFILE
+from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_FEATURES, MODULE_PROFILE, PLAIN_PROFILE
 from controlplane.xds.snapshot_cache import StaticResources, build_snapshots
 
 
@@ -158,7 +158,7 @@ def test_changed_settings_are_those_since_an_envoy_got_its_listeners() -> None:
     assert latest.changed_settings(CONTRIB_PROFILE, listener_structures(logged)) == ("sql.idle_timeout",)
     assert latest.changed_settings(CONTRIB_PROFILE, frozenset({"of an unknown build"})) == ()
     # An Envoy that applies `sql.idle_timeout` while it runs needs no restart for it.
-    live = replace(MODULE_PROFILE, has_live_settings=True)
+    live = replace(MODULE_PROFILE, features=frozenset(MODULE_FEATURES))
     structures = structures_of(at_first.for_profile(live)[1].versions.values())
     assert latest.changed_settings(live, structures) == ("sql.access_log",)
     for number in range(1000):

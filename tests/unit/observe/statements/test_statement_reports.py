@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.statements import COUNT, MAX_MICROSECONDS, StatementKey
-from controlplane.observe.envoy_reports.statement_reports import (
-    InvalidStatementReport,
-    decode_report,
-    parse_report,
-)
+from controlplane.module_calls import InvalidModuleMessage, decode
+from controlplane.observe.envoy_reports.statement_reports import parse_report
+from controlplane.observe.envoy_reports.statements_pb2 import ReportRequest
 from tests.support.controlplane.statement_reports import digest_of, report, report_message, row, text_of
+
+
+def read(data: bytes) -> None:
+    """Read a report as the service does. Raises InvalidModuleMessage."""
+    parse_report(decode(ReportRequest, data), "envoy-1")
 
 
 def test_rows_of_a_report() -> None:
@@ -49,11 +52,11 @@ def test_rows_of_a_report() -> None:
     ],
 )
 def test_invalid_report(rows: list[dict[str, Any]], values: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InvalidStatementReport, match=problem):
-        parse_report(report_message(*rows, **values), "envoy-1")
+    with pytest.raises(InvalidModuleMessage, match=problem):
+        read(report_message(*rows, **values).SerializeToString())
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_report_or_invalid(data: bytes) -> None:
-    with suppress(InvalidStatementReport):
-        parse_report(decode_report(data), "envoy-1")
+    with suppress(InvalidModuleMessage):
+        read(data)

@@ -6,11 +6,19 @@ import tracemalloc
 
 import pytest
 
-from controlplane.model.statements import COUNT, MICROSECONDS, StatementWindow
+from controlplane.model.statements import COUNT, MICROSECONDS
 from controlplane.observe.envoy_reports.statement_reports import parse_report
 from controlplane.observe.statements import row_limits, store
 from controlplane.observe.statements.store import StatementStore
-from tests.support.controlplane.statement_reports import digest_of, report, report_message, row, text_of
+from tests.support.controlplane.statement_reports import (
+    OTHER_INSTANCE,
+    digest_of,
+    executions,
+    report,
+    report_message,
+    row,
+    text_of,
+)
 
 START = 1_800_000_000.0  # a multiple of 60
 
@@ -28,22 +36,13 @@ def clock() -> Clock:
     return Clock()
 
 
-def executions(window: StatementWindow) -> dict[str, float]:
-    """Return the executions by digest."""
-    sums: dict[str, float] = {}
-    for rows in window.slots:
-        for key, counts in rows.items():
-            sums[key.digest] = sums.get(key.digest, 0) + counts[COUNT]
-    return sums
-
-
 def test_report_counts_once(clock: Clock) -> None:
     statements = StatementStore(clock)
     assert statements.add(report(row(1), row(2, "root")))
     assert not statements.add(report(row(1), row(2, "root")))
     assert statements.add(report(row(1), sequence=2))
     assert not statements.add(report(row(1), sequence=1))
-    assert statements.add(report(row(1), sequence=1, instance="f" * 16))
+    assert statements.add(report(row(1), sequence=1, instance=OTHER_INSTANCE))
     window = statements.window(60)
     assert executions(window) == {digest_of(1): 3, digest_of(2): 1}
     assert window.texts == {digest_of(1): text_of(1), digest_of(2): text_of(2)}
@@ -142,10 +141,10 @@ def test_known_processes_are_bounded(clock: Clock, monkeypatch: pytest.MonkeyPat
 def test_ranking_is_of_the_last_minutes(clock: Clock) -> None:
     statements = StatementStore(clock)
     statements.add(report(row(1, milliseconds=900), row(2), row(3, milliseconds=5)))
-    assert statements.ranking(10) == []  # of closed slots only
+    assert statements.ranking() == []  # of closed slots only
     clock.now += 10
     assert statements.advance()
-    assert statements.ranking(2) == [digest_of(1), digest_of(3)]
+    assert statements.ranking() == [digest_of(1), digest_of(3), digest_of(2)]
     clock.now += 400
     statements.advance()
-    assert statements.ranking(10) == []
+    assert statements.ranking() == []

@@ -62,8 +62,14 @@ def test_collector_ranks_when_a_slot_ends() -> None:
     collector.put(report(row(2), sequence=2))
     collector.put(report(row(2), sequence=2))
     assert {digest: total[COUNT] for digest, total in collector.top_totals().items()} == {digest_of(2): 1}
+    now += 400
+    collector.put(report(row(1), sequence=3))
+    now += 10
+    assert any(collector.window(60).slots)
+    collector.put(report(row(2), sequence=4))
+    assert collector.top_totals().keys() == {digest_of(1)}  # although `window` has closed the slot
     collector.configure(StatementSettings())
     assert not collector.top_totals()
     assert not any(collector.window(60).slots)
-    collector.put(report(row(2), sequence=3))
+    collector.put(report(row(2), sequence=5))
     assert not any(collector.window(60).slots)
