@@ -237,11 +237,11 @@ impl ClientConn {
                 return Err(self.hold(request, rest));
             }
             Decision::Wait => {
-                session.hold_undecided();
+                session.hold_until_decision();
                 return Err(self.hold(request, rest));
             }
             Decision::WaitForResponses => {
-                session.hold_until_answered();
+                session.hold_until_responses();
                 return Err(self.hold(request, rest));
             }
         };
@@ -406,7 +406,7 @@ impl OffloadedConn for ClientConn {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
         let is_held = |session: &Rc<Session>| session.migration.is_client_held() || session.is_request_waiting();
         if self.session.get().is_some_and(is_held) {
-            if self.session.get().is_some_and(|session| session.is_undecided()) && self.conn.has_ended() {
+            if self.session.get().is_some_and(|session| session.waits_for_decision()) && self.conn.has_ended() {
                 return ReadStep::Close; // nothing of its statement has reached a node
             }
             // The connection is read again when the client is no longer held.

@@ -108,7 +108,7 @@ impl RuleSet {
     fn find_candidates(&self, text: &[u8], class: &Class, user: &[u8], database: &[u8], found: &mut Vec<usize>) {
         if let Some(patterns) = &self.patterns {
             patterns.find(text, found);
-            found.retain(|rule| !self.rules[*rule].has_class() || class.contains(*rule));
+            found.retain(|rule| !self.rules[*rule].depends_on_normalized() || class.contains(*rule));
         }
         if let Some(rules) = &class.rules {
             found.extend(rules.iter().filter(|rule| self.rules[**rule].pattern.is_none()));

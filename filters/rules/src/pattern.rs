@@ -5,7 +5,7 @@
 //! * Beside punctuation, spaces are optional: `id=1` matches `id = 1`, and `id = 1` matches `id=1`. That the punctuation
 //!   is matched by something else in the pattern does not matter: `select .* from` matches `select *from`.
 //! * Backticks are optional: `from users` matches ``from `users` ``.
-//! * A single quote stands for both kinds of quotes.
+//! * A single or double quote stands for both.
 //! * `\b` knows ASCII words only, because the fast automata know no others.
 
 use regex_automata::hybrid::dfa::{Cache, DFA, OverlappingState};
@@ -65,7 +65,7 @@ fn adapt(hir: Hir) -> Hir {
     match hir.into_kind() {
         HirKind::Empty => Hir::empty(),
         HirKind::Literal(literal) => adapt_literal(&literal.0),
-        HirKind::Class(class) if is_class_of(&class, is_punctuation) => symbol(Hir::class(class)),
+        HirKind::Class(class) if is_symbol_class(&class) => symbol(Hir::class(class)),
         HirKind::Class(class) if is_class_of(&class, char::is_whitespace) => space(Hir::class(class)),
         HirKind::Class(class) => Hir::class(class),
         HirKind::Look(look) => Hir::look(match look {
@@ -122,6 +122,12 @@ fn quotes() -> Hir {
 /// Whether the character is a token of its own, or a part of one, that needs no space beside it.
 fn is_punctuation(character: char) -> bool {
     character.is_ascii_punctuation() && !matches!(character, '_' | '$')
+}
+
+/// Whether the class has only symbols, and one of them is punctuation.
+fn is_symbol_class(class: &Class) -> bool {
+    let is_word_symbol = |character: char| character.is_ascii_punctuation() && !is_punctuation(character);
+    is_class_of(class, |character| character.is_ascii_punctuation()) && !is_class_of(class, is_word_symbol)
 }
 
 fn is_class_of(class: &Class, fits: impl Fn(char) -> bool) -> bool {
@@ -215,6 +221,7 @@ mod tests {
             (r"from\s+users", "from `users`"),
             (r"\busers\b", "`users`"),
             ("id [<>] 1", "id<1"),
+            ("id[[:punct:]]1", "id = 1"),
             ("id [<>] 1", "`id`<1"),
             ("id (<|=) 1", "id=1"),
             ("id (=|in) 1", "id in 1"),
@@ -234,6 +241,7 @@ mod tests {
             ("from `users`", "fromusers"),
             (r"from \(?users", "fromusers"),
             (r"\busers\b", "users2"),
+            ("a[_$]b", "a _ b"),
             ("(?-i)A", "a"),
         ];
         for (pattern, text) in others {

@@ -87,7 +87,7 @@ impl Rule {
     }
 
     /// Whether digest and normalized text decide something.
-    pub(crate) fn has_class(&self) -> bool {
+    pub(crate) fn depends_on_normalized(&self) -> bool {
         !self.digests.is_empty() || self.normalized.is_some()
     }
 

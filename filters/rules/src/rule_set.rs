@@ -97,7 +97,7 @@ impl RuleSet {
             for digest in rule.digests.iter().collect::<HashSet<_>>() {
                 by_digest.entry(*digest).or_default().push(index);
             }
-            if rule.has_class() || rule.pattern.is_some() {
+            if rule.depends_on_normalized() || rule.pattern.is_some() {
                 continue;
             }
             if !rule.users.is_empty() {
@@ -117,7 +117,7 @@ impl RuleSet {
             open,
             blocking: blocking.map(|(index, _)| index).collect(),
             has_databases: enabled().any(|(_, rule)| !rule.databases.is_empty()),
-            needs_digest: enabled().any(|(_, rule)| rule.has_class() || rule.is_limited_by_digest()),
+            needs_digest: enabled().any(|(_, rule)| rule.depends_on_normalized() || rule.is_limited_by_digest()),
             rules,
         })
     }

@@ -11,9 +11,9 @@
 //! The source is pingcap/tidb v8.5.3, `pkg/parser/digester.go`, for the default SQL mode and the character set utf8mb4.
 //! TiDB tests no grammar for digests, only tokens, and neither does this crate.
 
-mod commands;
 mod comments;
 mod keywords;
+mod kill;
 mod normalizer;
 mod parts;
 mod scanner;
@@ -22,8 +22,8 @@ mod tables;
 mod text;
 mod tokens;
 
-pub use commands::{Kill, kill, may_begin_with};
 pub use comments::without_comments;
+pub use kill::{Kill, kill, may_begin_with};
 pub use normalizer::Normalizer;
 pub use parts::{PreparedText, prepared_text, quoted_string, used_database};
 pub use split::statements;

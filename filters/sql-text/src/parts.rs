@@ -24,7 +24,7 @@ pub enum PreparedText {
 #[must_use]
 pub fn prepared_text(sql: &[u8]) -> Option<PreparedText> {
     let mut tokens = Tokens::new(sql);
-    (tokens.keyword(b"prepare") && tokens.name() && tokens.keyword(b"from")).then_some(())?;
+    (tokens.skip_keyword(b"prepare") && tokens.read_name() && tokens.skip_keyword(b"from")).then_some(())?;
     let (kind, range) = tokens.next()?;
     match kind {
         TokenKind::UserVariable => Some(PreparedText::Variable),
@@ -41,7 +41,7 @@ pub fn prepared_text(sql: &[u8]) -> Option<PreparedText> {
 #[must_use]
 pub fn used_database(sql: &[u8]) -> Option<Vec<u8>> {
     let mut tokens = Tokens::new(sql);
-    (tokens.keyword(b"use") && tokens.name()).then_some(tokens.literal)
+    (tokens.skip_keyword(b"use") && tokens.read_name()).then_some(tokens.literal)
 }
 
 /// The string with this content, for TiDB's default SQL mode.

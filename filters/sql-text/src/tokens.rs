@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::scanner::{Scanner, TokenKind};
 
+/// Reads the tokens of a statement.
 pub(crate) struct Tokens<'a> {
     scanner: Scanner<'a>,
     /// The text of the last token.
@@ -22,8 +23,8 @@ impl<'a> Tokens<'a> {
         Some((kind, start..self.scanner.at))
     }
 
-    /// Skips this keyword. False: the next token is another one.
-    pub(crate) fn keyword(&mut self, keyword: &[u8]) -> bool {
+    /// Skips this keyword, if it is the next token. False: it is not.
+    pub(crate) fn skip_keyword(&mut self, keyword: &[u8]) -> bool {
         let before = self.scanner.clone();
         let is_identifier = self.next().is_some_and(|(kind, _)| kind == TokenKind::Identifier);
         let is_keyword = is_identifier && self.literal.eq_ignore_ascii_case(keyword);
@@ -33,13 +34,13 @@ impl<'a> Tokens<'a> {
         is_keyword
     }
 
-    /// Reads a name, into `literal`. False: the next token is none.
-    pub(crate) fn name(&mut self) -> bool {
+    /// Reads a token, into `literal`. False: it is no name.
+    pub(crate) fn read_name(&mut self) -> bool {
         let is_name = |kind| matches!(kind, TokenKind::Identifier | TokenKind::QuotedIdentifier);
         self.next().is_some_and(|(kind, _)| is_name(kind))
     }
 
-    /// Whether nothing but semicolons follows.
+    /// Reads the rest. Whether it is nothing but semicolons.
     pub(crate) fn is_at_end(&mut self) -> bool {
         while self.next().is_some() {
             if self.literal != b";" {

@@ -110,7 +110,7 @@ impl Session {
     /// Continues with the held KILL as the control plane has answered.
     pub(crate) fn on_kill_answer(&self, answer: KillAnswer) {
         self.requests.set_kill_answer(answer);
-        self.continue_waiting_request();
+        self.decide_again();
     }
 }
 

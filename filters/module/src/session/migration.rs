@@ -179,7 +179,7 @@ impl Session {
         if self.is_ended_by_drain() {
             return;
         }
-        self.continue_held_request();
+        self.continue_after_responses();
         if self.client.is_corked() {
             if envoy_drain::must_end_sessions() && self.may_end_after_response() {
                 self.finish_in_drain();

@@ -34,15 +34,15 @@ pub(crate) enum Decision {
     WaitForResponses,
 }
 
-/// Why the client's next request is held.
+/// Whether the client's next request is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum RequestHold {
+pub(super) enum HoldState {
     #[default]
-    None,
-    /// Its answer must follow the responses of the node.
-    Responses,
+    NotHeld,
+    /// It waits until the client has got all responses.
+    UntilResponses,
     /// It waits until it is decided about again.
-    Decision,
+    UntilDecision,
     /// It may continue, and is read again next.
     Resuming,
 }
@@ -51,9 +51,9 @@ pub(super) enum RequestHold {
 #[derive(Default)]
 pub(super) struct SessionRequests {
     reader: RefCell<RequestReader>,
-    hold: Cell<RequestHold>,
-    /// The decision about the held request, if it was made before the request can be answered.
-    decision: RefCell<Option<Decision>>,
+    hold: Cell<HoldState>,
+    /// The answer to the held request, if it must follow other responses.
+    answer: RefCell<Option<Vec<u8>>>,
     /// What the control plane has answered about the held KILL.
     kill_answer: RefCell<Option<KillAnswer>>,
 }
@@ -94,7 +94,7 @@ impl Session {
         let awaits_client = self.awaits_client();
         let mut traffic = self.traffic.borrow_mut();
         let Some(traffic) = traffic.as_mut().filter(|traffic| traffic.tracker.state() != TrackerState::Opaque) else {
-            self.forget_decision();
+            self.forget_held_request();
             return Some(Found::Bytes(std::mem::take(bytes)));
         };
         self.follow_statements_switch(&mut traffic.commands);
@@ -107,11 +107,11 @@ impl Session {
             Command::ChangeUser if holds_changes_of_user => identity::interest(start),
             _ if Self::is_judged(start) => Interest::Hold,
             _ => kill::interest(start, has_attributes)
-                .unwrap_or_else(|| if statements.is_observed(start) { Interest::Observe } else { Interest::None }),
+                .unwrap_or_else(|| if statements.needs_request(start) { Interest::Observe } else { Interest::None }),
         };
         let found = self.requests.reader.borrow_mut().next(bytes, expects_command, interest);
         if self.is_request_resuming() && matches!(found, Some(Found::Bytes(_) | Found::Observed(..))) {
-            self.forget_decision(); // the rules that have held the request are gone
+            self.forget_held_request(); // the rules that have held the request are gone
         }
         found
     }
@@ -138,9 +138,9 @@ impl Session {
     }
 
     fn decide_by_command(self: &Rc<Self>, request: &Request<'_>) -> Decision {
-        self.requests.hold.set(RequestHold::None);
-        if let Some(decision) = self.requests.decision.take() {
-            return decision;
+        self.requests.hold.set(HoldState::NotHeld);
+        if let Some(answer) = self.requests.answer.take() {
+            return Decision::Answer(answer);
         }
         match request.command() {
             // The rules have to know the user of what follows.
@@ -173,9 +173,9 @@ impl Session {
     }
 
     /// The held request passes without a decision.
-    fn forget_decision(&self) {
-        self.requests.hold.set(RequestHold::None);
-        self.requests.decision.take();
+    fn forget_held_request(&self) {
+        self.requests.hold.set(HoldState::NotHeld);
+        self.requests.answer.take();
         self.requests.kill_answer.take();
         self.stop_waiting_for_limit();
         self.release_permit();
@@ -193,18 +193,18 @@ impl Session {
 
     /// Holds the client's next request until it may be answered.
     pub(crate) fn hold_answer(&self, answer: Vec<u8>) {
-        self.requests.decision.replace(Some(Decision::Answer(answer)));
-        self.requests.hold.set(RequestHold::Responses);
+        self.requests.answer.replace(Some(answer));
+        self.requests.hold.set(HoldState::UntilResponses);
     }
 
     /// Holds the client's next request until the client has got all responses.
-    pub(crate) fn hold_until_answered(&self) {
-        self.requests.hold.set(RequestHold::Responses);
+    pub(crate) fn hold_until_responses(&self) {
+        self.requests.hold.set(HoldState::UntilResponses);
     }
 
     /// Whether the client's next request waits for something other than responses: nothing of it was done yet.
-    pub(crate) fn is_undecided(&self) -> bool {
-        self.requests.hold.get() == RequestHold::Decision
+    pub(crate) fn waits_for_decision(&self) -> bool {
+        self.requests.hold.get() == HoldState::UntilDecision
     }
 
     /// Whether a part of a request has arrived, but not all of it.
@@ -213,30 +213,30 @@ impl Session {
     }
 
     /// Holds the client's next request until it is decided about again.
-    pub(crate) fn hold_undecided(&self) {
-        self.requests.hold.set(RequestHold::Decision);
+    pub(crate) fn hold_until_decision(&self) {
+        self.requests.hold.set(HoldState::UntilDecision);
     }
 
     /// Decides again about the request that waits.
-    pub(super) fn continue_waiting_request(&self) {
-        if self.requests.hold.get() == RequestHold::Decision {
+    pub(super) fn decide_again(&self) {
+        if self.requests.hold.get() == HoldState::UntilDecision {
             self.resume_request();
         }
     }
 
     /// Whether the client's next request waits, so that nothing is read from the client.
     pub(crate) fn is_request_waiting(&self) -> bool {
-        matches!(self.requests.hold.get(), RequestHold::Responses | RequestHold::Decision)
+        matches!(self.requests.hold.get(), HoldState::UntilResponses | HoldState::UntilDecision)
     }
 
     /// Whether the module has a request that it has neither passed on nor answered.
     pub(super) fn has_held_request(&self) -> bool {
-        self.requests.hold.get() != RequestHold::None
+        self.requests.hold.get() != HoldState::NotHeld
     }
 
     /// The node has responded, or the client has received bytes.
-    pub(super) fn continue_held_request(&self) {
-        if self.requests.hold.get() == RequestHold::Responses && (self.may_answer() || self.is_opaque()) {
+    pub(super) fn continue_after_responses(&self) {
+        if self.requests.hold.get() == HoldState::UntilResponses && (self.may_answer() || self.is_opaque()) {
             self.resume_request();
         }
     }
@@ -244,7 +244,7 @@ impl Session {
     /// Ends the hold of the client's next request. If the client is held for another reason, too, the request is read
     /// when that reason has ended.
     pub(super) fn resume_request(&self) {
-        self.requests.hold.set(RequestHold::Resuming);
+        self.requests.hold.set(HoldState::Resuming);
         if !self.migration.is_client_held() {
             self.client.read_again();
         }
@@ -253,7 +253,7 @@ impl Session {
     /// Whether the session must read a request again that it has held. Its bytes were received before, so no event of the
     /// socket announces them.
     pub(super) fn is_request_resuming(&self) -> bool {
-        self.requests.hold.get() == RequestHold::Resuming
+        self.requests.hold.get() == HoldState::Resuming
     }
 
     /// Observes executions or not, as the control plane wants.

@@ -43,7 +43,7 @@ pub(super) struct SessionRules {
     wait: RefCell<Option<LimitWait>>,
 }
 
-/// A request that waits for a limit.
+/// How long a request has waited for a limit, and when it is tried again.
 struct LimitWait {
     since: Instant,
     /// When it is tried again.
@@ -224,7 +224,7 @@ impl Session {
     /// Tries the request again that waits for a limit, if it is time to.
     pub(super) fn retry_waiting_request(&self) {
         if self.rules.wait.borrow().as_ref().is_some_and(|wait| wait.retry.has_passed()) {
-            self.continue_waiting_request();
+            self.decide_again();
         }
     }
 

@@ -137,7 +137,7 @@ impl SessionStatements {
     }
 
     /// Whether [`Self::on_request`] has to see a request.
-    pub(crate) fn is_observed(&self, start: RequestStart<'_>) -> bool {
+    pub(crate) fn needs_request(&self, start: RequestStart<'_>) -> bool {
         match Command::from(start.command) {
             Command::Prepare | Command::CloseStatement | Command::InitDb => true,
             Command::Query => self.is_collecting() || self.may_use_database(start),

@@ -73,7 +73,7 @@ impl Session {
         while !rest.is_empty() {
             let statements = &self.statements;
             let interest = |start: RequestStart<'_>| {
-                if statements.is_observed(start) { Interest::Observe } else { Interest::None }
+                if statements.needs_request(start) { Interest::Observe } else { Interest::None }
             };
             let (passed, request) = match self.reader.next(&mut rest, true, interest) {
                 Some(Found::Bytes(bytes)) => (bytes, None),

@@ -30,11 +30,11 @@ pub fn may_begin_with(start: &[u8], keyword: &[u8]) -> bool {
 #[must_use]
 pub fn kill(statement: &[u8]) -> Option<Kill> {
     let mut tokens = Tokens::new(statement);
-    tokens.keyword(b"kill").then_some(())?;
-    tokens.keyword(b"tidb");
-    let is_query = tokens.keyword(b"query");
+    tokens.skip_keyword(b"kill").then_some(())?;
+    tokens.skip_keyword(b"tidb");
+    let is_query = tokens.skip_keyword(b"query");
     if !is_query {
-        tokens.keyword(b"connection");
+        tokens.skip_keyword(b"connection");
     }
     let (kind, id_range) = tokens.next()?;
     let id = std::str::from_utf8(&tokens.literal).ok()?.parse().ok()?;
