@@ -59,6 +59,12 @@ class StatementSettings(SettingsSection):
     """Rules that block, limit, rewrite or log statements, in their order (docs/operate/rules.md). Rules that
     `tidevoy rules` has set come before them."""
 
+    max_held_bytes: int = setting(
+        256 << 20, takes_effect="now with the module", unit="bytes", ge=64 << 20, le=1 << 40
+    )
+    """Memory limit of one Envoy for statements of at least 1 MiB that are incomplete or wait while rules
+    block, limit or rewrite. Further ones get error 1153."""
+
     @property
     def is_on(self) -> bool:
         return self.digests == "on"

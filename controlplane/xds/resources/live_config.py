@@ -85,7 +85,7 @@ def _new_keys(plan: Plan, settings: Settings, overrides: SwitchOverrides) -> dic
 
 def _statement_keys(statements: StatementSettings) -> dict[str, Any]:
     """Return the keys that only modules know that observe statements, but for the rules."""
-    keys: dict[str, Any] = {}
+    keys: dict[str, Any] = {"max_held_bytes": statements.max_held_bytes}
     if statements.is_on:
         keys["statements"] = {"max_rows": statements.max_rows, "interval": statements.interval}
     if statements.log.path is not None:

@@ -26,6 +26,7 @@ mod secret {
     pub use mysql_proto::secret::SecretBytes;
 }
 // The reader is included for the small packets.
+#[expect(dead_code, reason = "no request is dropped")]
 #[path = "../../mysql-proto/src/request_reader.rs"]
 mod request_reader;
 

@@ -1,6 +1,6 @@
-//! The memory that the states of all sessions may take together.
+//! The memory that all sessions may take together for something, such as their states.
 //!
-//! A [`Reservation`] is made before states are allocated, and dropped with them.
+//! A [`Reservation`] is made before the memory is allocated, and dropped with it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,7 +51,9 @@ impl Budget {
         Reservation { budget: Arc::clone(self), bytes: 0, is_retained: false }
     }
 
-    fn limit(&self) -> usize {
+    /// How many bytes may be reserved.
+    #[must_use]
+    pub fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 }

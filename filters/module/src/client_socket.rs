@@ -234,15 +234,15 @@ impl ClientConn {
             Decision::Answer(answer) if session.may_answer() => return self.answer(session, &answer),
             Decision::Answer(answer) => {
                 session.hold_answer(answer);
-                return Err(self.hold(request, rest));
+                return Err(self.hold(session, request, rest));
             }
             Decision::Wait => {
                 session.hold_until_decision();
-                return Err(self.hold(request, rest));
+                return Err(self.hold(session, request, rest));
             }
             Decision::WaitForResponses => {
                 session.hold_until_responses();
-                return Err(self.hold(request, rest));
+                return Err(self.hold(session, request, rest));
             }
         };
         self.track_request(session, to_forward)?;
@@ -267,10 +267,11 @@ impl ClientConn {
     }
 
     /// Keeps a request and the bytes that follow it until the session is no longer held.
-    fn hold(&self, request: &[u8], rest: &[u8]) -> ReadStep {
+    fn hold(&self, session: &Session, request: &[u8], rest: &[u8]) -> ReadStep {
         let mut input = SecretBytes::with_capacity(request.len() + rest.len());
         input.extend_from_slice(request);
         input.extend_from_slice(rest);
+        session.count_held_bytes(input.len());
         self.held_input.replace(input);
         ReadStep::Wait
     }

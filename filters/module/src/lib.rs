@@ -33,6 +33,7 @@ mod envoy_drain;
 mod filter;
 mod fleet_commands;
 mod grpc;
+mod held_memory;
 mod hosts;
 mod line_log;
 mod live_config;

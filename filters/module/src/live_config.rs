@@ -15,7 +15,7 @@ use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 use crate::config::{self, NodeInfo, seconds};
 use crate::live_settings;
 use crate::switches::{self, Switches};
-use crate::{connection_limits, login_log, rules, statement_log, statements, wakers};
+use crate::{connection_limits, held_memory, login_log, rules, statement_log, statements, wakers};
 
 /// The listener filter that carries the configuration. It lets all connections pass.
 pub(crate) struct LiveConfigFilter;
@@ -101,6 +101,9 @@ pub(crate) fn on_received(config: config::LiveConfig) {
     statements::configure(published.statements);
     connection_limits::publish(&published.limits);
     rules::configure(published.rules);
+    if let Some(bytes) = published.max_held_bytes {
+        held_memory::set_limit(bytes as usize);
+    }
     // First, so that no session begins with the new nodes and the settings of the listener.
     if let Some(settings) = published.settings {
         live_settings::apply(settings);

@@ -51,7 +51,7 @@ pub enum Found<'a> {
     Observed(&'a [u8], Request<'a>),
     /// A held request; none of its bytes has passed.
     Held(Request<'a>),
-    /// A request of this command was to be held, but was too long: its bytes are dropped.
+    /// A request of this command was to be held, but its bytes are dropped: it was too long, or the caller wanted it.
     TooLong { command: u8, response_sequence: u8 },
     /// A request that does not pass. The reader must not be used after this.
     Refused,
@@ -124,8 +124,8 @@ struct PartialRequest {
     interest: Interest,
     /// The packets so far, if the request is observed or held.
     packets: SecretBytes,
-    /// The request is held, but too long to be kept.
-    is_too_long: bool,
+    /// The request should be held, but its bytes are dropped.
+    is_dropped: bool,
     /// The sequence number of the present packet.
     sequence: u8,
     /// Bytes of the present packet that are to come.
@@ -160,13 +160,17 @@ impl PartialRequest {
             self.packets = SecretBytes::default();
         }
         if self.interest == Interest::Hold && self.packets.len() + taken > MAX_HELD_BYTES {
-            self.is_too_long = true;
-            self.packets = SecretBytes::default();
+            self.drop_bytes();
         }
-        if matches!(self.interest, Interest::Observe | Interest::Hold) && !self.is_too_long {
+        if matches!(self.interest, Interest::Observe | Interest::Hold) && !self.is_dropped {
             self.packets.extend_from_slice(&bytes[..taken]);
         }
         (taken, is_complete)
+    }
+
+    fn drop_bytes(&mut self) {
+        self.is_dropped = true;
+        self.packets = SecretBytes::default();
     }
 }
 
@@ -177,10 +181,27 @@ impl RequestReader {
         !self.start.is_empty() || self.partial.is_some()
     }
 
-    /// Whether bytes of the present request were dropped, since it is too long to be held.
+    /// How many bytes of an incomplete request are held.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.held().map_or(0, |partial| partial.packets.len())
+    }
+
+    /// Drops the bytes of the incomplete request that is held, and those that follow: [`Found::TooLong`].
+    pub fn drop_held(&mut self) {
+        if let Some(partial) = self.partial.as_mut().filter(|partial| partial.interest == Interest::Hold) {
+            partial.drop_bytes();
+        }
+    }
+
+    /// Whether bytes of the present request were dropped.
     #[must_use]
     pub fn has_dropped(&self) -> bool {
-        self.partial.as_ref().is_some_and(|partial| partial.is_too_long)
+        self.held().is_some_and(|partial| partial.is_dropped)
+    }
+
+    fn held(&self) -> Option<&PartialRequest> {
+        self.partial.as_deref().filter(|partial| partial.interest == Interest::Hold)
     }
 
     /// Ends the reading: returns the bytes that did not pass. They precede all later bytes.
@@ -221,7 +242,7 @@ impl RequestReader {
                 if !is_complete {
                     return (partial.interest != Interest::Hold).then_some(Found::Bytes(input));
                 }
-                if partial.is_too_long {
+                if partial.is_dropped {
                     let (command, response_sequence) = (partial.command, partial.sequence.wrapping_add(1));
                     self.partial = None;
                     return Some(Found::TooLong { command, response_sequence });
@@ -267,7 +288,7 @@ impl RequestReader {
                     command,
                     interest,
                     packets: SecretBytes::default(),
-                    is_too_long: false,
+                    is_dropped: false,
                     sequence,
                     bytes_left: end,
                     is_full: length == MAX_PAYLOAD,
@@ -423,6 +444,20 @@ mod tests {
         assert!(!reader.has_dropped());
         assert!(matches!(reader.next(&mut rest, true, interest), Some(Found::Held(_))));
         assert_eq!(rest, b"");
+    }
+
+    #[test]
+    fn held_request_can_be_dropped() {
+        let bytes = [packets(&[HELD; 20]), packets(b"\x02next")].concat();
+        let mut reader = RequestReader::default();
+        let (mut kept, mut rest) = bytes.split_at(10);
+        assert_eq!(reader.next(&mut kept, true, interest), None);
+        assert_eq!(reader.held_bytes(), 10);
+        reader.drop_held();
+        assert_eq!((reader.held_bytes(), reader.has_dropped()), (0, true));
+        let found = reader.next(&mut rest, true, interest);
+        assert_eq!(found, Some(Found::TooLong { command: HELD, response_sequence: 1 }));
+        assert!(matches!(reader.next(&mut rest, true, interest), Some(Found::Held(_))));
     }
 
     #[test]

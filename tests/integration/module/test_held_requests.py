@@ -43,6 +43,25 @@ async def test_statement_that_is_too_long_is_answered_when_it_is_complete(tmp_pa
         assert node.requests == []
 
 
+async def test_statements_that_wait_have_a_memory_limit_together(tmp_path: Path) -> None:
+    node = RecordingNode(gate=asyncio.Event())
+    assert node.gate is not None
+    limit = {"name": "slow", "pattern": "slow", "limit": {"concurrent": 1, "wait": 30}}
+    settings = {"rules": [limit], "max_held_bytes": 4 << 20}
+    async with run_switchable(node.handler, tmp_path, settings) as switchable:
+        running, waiting, other = [await connect_logged_in(switchable.envoy) for _ in range(3)]
+        running.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + b"select slow"))
+        await with_timeout(node.slow_arrived.wait())
+        long = f"select 'slow', '{'x' * (3 << 20)}'"
+        waiting.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + long.encode()))
+        await switchable.envoy.wait_for_metrics({("rule_hits", "false", "slow"): 2})
+        assert error_of(await with_timeout(other.query("select 1 -- " + "x" * (2 << 20)))) == TOO_LONG
+        assert error_of(await with_timeout(other.query("select 1 -- " + "x" * (1 << 19)))) == 0
+        node.gate.set()
+        assert error_of((await with_timeout(waiting.read_packet()))[1]) == 0
+        assert error_of(await with_timeout(other.query("select 1 -- " + "x" * (2 << 20)))) == 0
+
+
 async def test_held_statement_is_answered_before_a_drain_ends_the_session(tmp_path: Path) -> None:
     node = RecordingNode(gate=asyncio.Event())
     assert node.gate is not None

@@ -147,6 +147,7 @@ NON_DEFAULTS: dict[str, Any] = {
     "statements.max_rows": 100,
     "statements.interval": 10.0,
     "statements.metrics_digests": 5,
+    "statements.max_held_bytes": 100 << 20,
     "migration.max_per_second": 2.5,
     "migration.max_concurrent": 10,
     "migration.max_state_bytes": 1_048_576,

@@ -58,6 +58,9 @@ pub(crate) struct Published {
     /// None: no statistics of statements are collected.
     #[serde(default)]
     pub(crate) statements: Option<StatementsConfig>,
+    /// How many bytes of requests all sessions may hold for the rules. None: control planes of earlier builds.
+    #[serde(default)]
+    pub(crate) max_held_bytes: Option<f64>,
     /// Limits of client connections over all Envoys together.
     #[serde(default)]
     pub(crate) limits: Vec<LimitConfig>,

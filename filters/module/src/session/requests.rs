@@ -16,6 +16,7 @@ use mysql_proto::tracker::TrackerState;
 use super::{Session, identity, kill};
 use crate::commands::{ChangeUserResult, Commands};
 use crate::fleet_commands::KillAnswer;
+use crate::held_memory::HeldMemory;
 use crate::rules;
 use crate::statements::{self, ClientConnection};
 
@@ -56,6 +57,8 @@ pub(super) struct SessionRequests {
     answer: RefCell<Option<Vec<u8>>>,
     /// What the control plane has answered about the held KILL.
     kill_answer: RefCell<Option<KillAnswer>>,
+    /// Of the request that is incomplete or waits.
+    memory: HeldMemory,
 }
 
 impl SessionRequests {
@@ -109,7 +112,12 @@ impl Session {
             _ => kill::interest(start, has_attributes)
                 .unwrap_or_else(|| if statements.needs_request(start) { Interest::Observe } else { Interest::None }),
         };
-        let found = self.requests.reader.borrow_mut().next(bytes, expects_command, interest);
+        let mut reader = self.requests.reader.borrow_mut();
+        let found = reader.next(bytes, expects_command, interest);
+        if !self.requests.memory.try_set(reader.held_bytes()) {
+            reader.drop_held();
+            self.requests.memory.try_set(0);
+        }
         if self.is_request_resuming() && matches!(found, Some(Found::Bytes(_) | Found::Observed(..))) {
             self.forget_held_request(); // the rules that have held the request are gone
         }
@@ -177,6 +185,7 @@ impl Session {
         self.requests.hold.set(HoldState::NotHeld);
         self.requests.answer.take();
         self.requests.kill_answer.take();
+        self.requests.memory.try_set(0);
         self.stop_waiting_for_limit();
         self.release_permit();
     }
@@ -222,6 +231,11 @@ impl Session {
         if self.requests.hold.get() == HoldState::UntilDecision {
             self.resume_request();
         }
+    }
+
+    /// The client's next request, and what follows it, are kept until the request is read again.
+    pub(crate) fn count_held_bytes(&self, bytes: usize) {
+        self.requests.memory.set(bytes);
     }
 
     /// Whether the client's next request waits, so that nothing is read from the client.

@@ -18,6 +18,7 @@ use super::requests::Decision;
 use super::{Session, traffic::Traffic};
 use crate::clock;
 use crate::deadlines::Deadline;
+use crate::held_memory;
 use crate::rules::{self, ActiveRules};
 use crate::statements::{MAX_STATEMENTS, SessionStatements, StatementCollector};
 
@@ -154,9 +155,10 @@ impl Session {
     pub(crate) fn refuse_too_long(&self, command: Command, sequence: u8) -> Vec<u8> {
         self.on_refused(Some(command));
         let text = format!(
-            "Tidevoy: while rules for statements are in force, a statement may have up to {} MiB (operator: tidevoy \
-             rules)",
-            MAX_HELD_BYTES / 1024 / 1024
+            "Tidevoy: while rules for statements are in force, a statement may have up to {} MiB, and those that one \
+             Envoy holds {} MiB together (operator: statements.max_held_bytes)",
+            MAX_HELD_BYTES >> 20,
+            held_memory::limit() >> 20
         );
         answer_packet(PACKET_TOO_LONG, *b"HY000", &text, sequence)
     }
