@@ -9,6 +9,7 @@ mod jobs;
 mod kills;
 mod messages;
 mod recent;
+mod reports;
 mod rows;
 mod workers;
 

@@ -8,7 +8,7 @@ use sql_text::{Digest, PreparedText, prepared_text, quoted_string, statements, u
 use crate::answer::Answer;
 use crate::config::CommandKind;
 use crate::limit::LimitKey;
-use crate::rule::{Action, EXECUTE, PREPARE, QUERY, command_bit};
+use crate::rule::{Action, EXECUTE, PREPARE, QUERY, SessionInfo, command_bit};
 use crate::rule_set::{Class, RuleSet, StatementKind};
 
 /// How many statements of the text within a `PREPARE` are judged.
@@ -142,6 +142,11 @@ struct Judge<'a> {
 }
 
 impl Judge<'_> {
+    fn session(&self) -> SessionInfo<'_> {
+        let Request { user, client, group, .. } = *self.request;
+        SessionInfo { user, database: &self.database, client, group }
+    }
+
     /// Returns the new text of the request; None: it stays as it is. The error is the answer for the client.
     fn judge_all(&mut self) -> Result<Option<Vec<u8>>, Answer> {
         let commands = command_bit(self.request.command);
@@ -206,7 +211,7 @@ impl Judge<'_> {
                 let rules = self.rules;
                 let blocks = |rule: &&usize| {
                     let rule = &rules.rules[**rule];
-                    rule.fits_command(QUERY | PREPARE) && rule.fits_session(self.request, &self.database)
+                    rule.fits_command(QUERY | PREPARE) && rule.fits_session(&self.session())
                 };
                 let Some(rule) = rules.blocking.iter().find(blocks) else { return Ok(None) };
                 self.hits.push(Hit { rule: *rule, is_dry_run: false });
@@ -253,7 +258,7 @@ impl Judge<'_> {
             rules.find_candidates(&text, &class, self.request.user, &self.database, &mut candidates);
             for index in candidates.into_iter().skip_while(|index| *index < next) {
                 let rule = &rules.rules[index];
-                if !fits_command(rule, commands) || !rule.fits_session(self.request, &self.database) {
+                if !fits_command(rule, commands) || !rule.fits_session(&self.session()) {
                     continue;
                 }
                 // Of `PREPARE ... FROM 'text'`, only the text within is rewritten.

@@ -12,7 +12,6 @@ use sql_text::{Digest, TableNames};
 use crate::answer::Answer;
 use crate::config::{BlockConfig, CommandKind, LimitConfig, LimitScope, RewriteConfig, RuleConfig};
 use crate::error::KeyError;
-use crate::judge::Request;
 use crate::limit::Limit;
 use crate::pattern;
 
@@ -23,6 +22,15 @@ const MAX_MESSAGE_CHARACTERS: usize = 512;
 pub(crate) const QUERY: u8 = 1;
 pub(crate) const PREPARE: u8 = 2;
 pub(crate) const EXECUTE: u8 = 4;
+
+/// The session of a statement.
+pub(crate) struct SessionInfo<'a> {
+    pub(crate) user: &'a [u8],
+    /// In lower case.
+    pub(crate) database: &'a [u8],
+    pub(crate) client: Option<IpAddr>,
+    pub(crate) group: &'a str,
+}
 
 #[derive(Debug)]
 pub(crate) struct Rule {
@@ -97,11 +105,11 @@ impl Rule {
     }
 
     /// Whether the conditions about the session hold. `database`: in lower case.
-    pub(crate) fn fits_session(&self, request: &Request<'_>, database: &[u8]) -> bool {
-        is_empty_or(&self.users, |user| user == request.user)
-            && is_empty_or(&self.databases, |name| name == database)
-            && is_empty_or(&self.groups, |group| group == request.group)
-            && is_empty_or(&self.clients, |network| request.client.is_some_and(|client| contains(network, client)))
+    pub(crate) fn fits_session(&self, session: &SessionInfo<'_>) -> bool {
+        is_empty_or(&self.users, |user| user == session.user)
+            && is_empty_or(&self.databases, |name| name == session.database)
+            && is_empty_or(&self.groups, |group| group == session.group)
+            && is_empty_or(&self.clients, |network| session.client.is_some_and(|client| contains(network, client)))
     }
 }
 

@@ -10,11 +10,9 @@ use envoy_abi::http_callout::{HttpClient, HttpResponse};
 
 use super::jobs::{self, Job};
 use super::kills::{self, KillAnswer, PendingKill};
-use super::messages::{
-    CommandMessage, PollRequest, PollResponse, ReportRequest, ReportResponse, ResolveRequest, ResolveResponse,
-    ResultMessage,
-};
+use super::messages::{CommandMessage, PollRequest, PollResponse, ResolveRequest, ResolveResponse, ResultMessage};
 use super::recent::RecentIds;
+use super::reports::{Report, ReportQueue, may_succeed_later};
 use super::wake_main;
 use crate::grpc::{Method, UNAVAILABLE, UNIMPLEMENTED, framed, unframed};
 use crate::{telemetry, wakers};
@@ -28,9 +26,6 @@ const RESOLVE: Method = Method { path: "/tidevoy.commands.v1.Commands/Resolve", 
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The same if the control plane is older than this service.
 const UNIMPLEMENTED_RETRY_INTERVAL: Duration = Duration::from_secs(30);
-/// A report is sent again until the control plane has received it. It does not wait longer for results.
-const MAX_REPORT_AGE: Duration = Duration::from_secs(2);
-const REPORT_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Tags of the calls. Those of other calls of the module are lower.
 const POLL_TAG: u64 = 1;
 const FIRST_TAG: u64 = 2;
@@ -40,15 +35,8 @@ const UNREACHABLE: &str = "Tidevoy: the session of this KILL was not looked for,
 
 /// A call without a response.
 enum OpenCall {
-    Report(UnsentReport),
+    Report(Report),
     Resolve(Arc<PendingKill>),
-}
-
-struct UnsentReport {
-    message: ReportRequest,
-    /// When it is sent next.
-    at: Duration,
-    expires_at: Duration,
 }
 
 /// The calls of this Envoy. All methods run on Envoy's main thread.
@@ -59,7 +47,7 @@ pub(crate) struct CommandChannel {
     next_tag: Cell<u64>,
     calls: RefCell<HashMap<u64, OpenCall>>,
     /// Reports to be sent: Envoy does not allow a call within the hook for responses.
-    unsent: RefCell<Vec<UnsentReport>>,
+    reports: RefCell<ReportQueue>,
     commands: RefCell<Vec<CommandMessage>>,
     recent: RefCell<RecentIds>,
 }
@@ -75,9 +63,10 @@ impl CommandChannel {
         self.start_jobs(now);
         let results = jobs::take_results(wakers::workers, now);
         if !results.is_empty() {
-            self.report(results, now);
+            self.reports.borrow_mut().add(results, now);
         }
-        for report in self.take_due_reports(now) {
+        let reports = self.reports.borrow_mut().take_due(now);
+        for report in reports {
             self.send(OpenCall::Report(report), now, http);
         }
         for kill in kills::take_unsent() {
@@ -103,23 +92,9 @@ impl CommandChannel {
             }
         }
         if !refused.is_empty() {
-            self.report(refused, now);
+            self.reports.borrow_mut().add(refused, now);
         }
         wakers::wake_all();
-    }
-
-    fn report(&self, results: Vec<ResultMessage>, now: Duration) {
-        // A report for each result, so that none exceeds the limit of a message.
-        let reports = results.into_iter().map(|result| UnsentReport {
-            message: ReportRequest { instance: telemetry::instance().to_owned(), results: vec![result] },
-            at: now,
-            expires_at: now + MAX_REPORT_AGE,
-        });
-        self.unsent.borrow_mut().extend(reports);
-    }
-
-    fn take_due_reports(&self, now: Duration) -> Vec<UnsentReport> {
-        self.unsent.borrow_mut().extract_if(.., |report| report.at <= now).collect()
     }
 
     fn poll(&self, now: Duration, http: &HttpClient) {
@@ -175,14 +150,15 @@ impl CommandChannel {
     }
 
     fn on_call_response(&self, tag: u64, now: Duration, response: &HttpResponse) {
-        let is_report = matches!(self.calls.borrow().get(&tag), Some(OpenCall::Report(_)));
-        let may_retry = response.header("grpc-status") == Some(UNAVAILABLE);
-        if is_report && may_retry && unframed::<ReportResponse>(&response.body).is_none() {
-            return self.on_failure(tag, now, false);
-        }
-        if let Some(OpenCall::Resolve(kill)) = self.calls.borrow_mut().remove(&tag) {
-            let resolved = unframed::<ResolveResponse>(&response.body);
-            answer(&kill, resolved.map_or_else(|| KillAnswer::Refused(reason(response)), KillAnswer::from));
+        match self.calls.borrow_mut().remove(&tag) {
+            Some(OpenCall::Resolve(kill)) => {
+                let resolved = unframed::<ResolveResponse>(&response.body);
+                answer(&kill, resolved.map_or_else(|| KillAnswer::Refused(reason(response)), KillAnswer::from));
+            }
+            Some(OpenCall::Report(report)) if may_succeed_later(response) => {
+                self.reports.borrow_mut().retry(report, now);
+            }
+            Some(OpenCall::Report(_)) | None => {}
         }
     }
 
@@ -191,10 +167,7 @@ impl CommandChannel {
             // Without a control plane, no other Envoy belongs to this one.
             Some(OpenCall::Resolve(kill)) if has_no_control_plane => answer(&kill, KillAnswer::Unchanged),
             Some(OpenCall::Resolve(kill)) => answer(&kill, KillAnswer::Refused(UNREACHABLE.to_owned())),
-            Some(OpenCall::Report(report)) if now < report.expires_at && !has_no_control_plane => {
-                let at = now + REPORT_RETRY_INTERVAL;
-                self.unsent.borrow_mut().push(UnsentReport { at, ..report });
-            }
+            Some(OpenCall::Report(report)) if !has_no_control_plane => self.reports.borrow_mut().retry(report, now),
             Some(OpenCall::Report(_)) | None => {}
         }
     }

@@ -109,9 +109,6 @@ pub(crate) struct SessionMessage {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct ReportResponse {}
-
-#[derive(Clone, PartialEq, Message)]
 pub(crate) struct ResolveRequest {
     #[prost(string, tag = "1")]
     pub(crate) instance: String,

@@ -5,7 +5,7 @@ use sql_text::{Digest, without_comments};
 
 use super::*;
 use crate::pattern;
-use crate::rule::{Action, EXECUTE, PREPARE, QUERY, Rule};
+use crate::rule::{Action, EXECUTE, PREPARE, QUERY, Rule, SessionInfo};
 
 /// Judges one statement: the rules that apply, and the new text or whether it is blocked.
 fn judge_slowly(rules: &[Rule], sql: &[u8], client: &Client) -> (Vec<usize>, Option<Vec<u8>>, bool) {
@@ -14,16 +14,13 @@ fn judge_slowly(rules: &[Rule], sql: &[u8], client: &Client) -> (Vec<usize>, Opt
         CommandKind::Prepare => PREPARE,
         CommandKind::Execute => EXECUTE,
     };
-    let statements = [];
-    let request = Request {
-        command: client.command,
-        statements: &statements,
+    let database = sql_text::lowercase(client.database.as_bytes());
+    let session = SessionInfo {
         user: client.user.as_bytes(),
-        database: client.database.as_bytes(),
+        database: &database,
         client: client.address.parse().ok(),
         group: client.group,
     };
-    let database = sql_text::lowercase(client.database.as_bytes());
     let mut changed = None::<Vec<u8>>;
     let mut hits = Vec::new();
     for (index, rule) in rules.iter().enumerate() {
@@ -39,7 +36,7 @@ fn judge_slowly(rules: &[Rule], sql: &[u8], client: &Client) -> (Vec<usize>, Opt
             && (rule.digests.is_empty() || rule.digests.contains(&digest))
             && matches(&rule.normalized, normalized)
             && matches(&rule.pattern, &without_comments(&current))
-            && rule.fits_session(&request, &database);
+            && rule.fits_session(&session);
         if !fits {
             continue;
         }
