@@ -9,9 +9,10 @@ mod tests;
 
 use std::ops::Range;
 
+use crate::comments::without_comments;
 use crate::scanner::{Scanner, TokenKind};
 use crate::text::{lowercase, push_quoted};
-use references::{References, find_references};
+use references::find_references;
 
 /// New names of tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -104,25 +105,39 @@ fn tokens(sql: &[u8]) -> Vec<Token> {
 #[must_use]
 pub fn rename_tables(sql: &[u8], names: &TableNames) -> Option<Vec<u8>> {
     let tokens = tokens(sql);
-    let references = find_references(&tokens);
-    let mut renamed = Vec::new();
+    let changes = changes(&tokens, names);
+    // A comment whose content runs may begin or end within a name: `shop /*! .orders */`.
+    if changes.iter().any(|(range, _)| has_comment(sql, &tokens[range.clone()])) {
+        let clean = without_comments(sql);
+        let tokens = self::tokens(&clean);
+        return Some(with_changes(&clean, &tokens, self::changes(&tokens, names)));
+    }
+    (!changes.is_empty()).then(|| with_changes(sql, &tokens, changes))
+}
+
+/// The statement with other texts in place of these tokens.
+fn with_changes(sql: &[u8], tokens: &[Token], changes: Vec<(Range<usize>, Vec<u8>)>) -> Vec<u8> {
+    let mut changed = Vec::new();
     let mut end = 0;
-    for (range, name) in changes(&tokens, &references, names) {
-        renamed.extend_from_slice(&sql[end..tokens[range.start].range.start]);
+    for (range, name) in changes {
+        changed.extend_from_slice(&sql[end..tokens[range.start].range.start]);
         // A backtick beside another one would be a part of the name.
-        if renamed.ends_with(b"`") {
-            renamed.push(b' ');
+        if changed.ends_with(b"`") {
+            changed.push(b' ');
         }
-        renamed.extend(name);
+        changed.extend(name);
         end = tokens[range.end - 1].range.end;
         if sql[end..].starts_with(b"`") {
-            renamed.push(b' ');
+            changed.push(b' ');
         }
     }
-    (end > 0).then(|| {
-        renamed.extend_from_slice(&sql[end..]);
-        renamed
-    })
+    changed.extend_from_slice(&sql[end..]);
+    changed
+}
+
+/// Whether there is a comment between these tokens.
+fn has_comment(sql: &[u8], tokens: &[Token]) -> bool {
+    tokens.windows(2).any(|pair| !sql[pair[0].range.end..pair[1].range.start].trim_ascii().is_empty())
 }
 
 /// A table of the statement that gets another name. The old names are in lower case.
@@ -133,7 +148,8 @@ struct RenamedTable<'a> {
 }
 
 /// The sequences of tokens that get another text, in order.
-fn changes(tokens: &[Token], references: &References, names: &TableNames) -> Vec<(Range<usize>, Vec<u8>)> {
+fn changes(tokens: &[Token], names: &TableNames) -> Vec<(Range<usize>, Vec<u8>)> {
+    let references = find_references(tokens);
     let mut tables: Vec<RenamedTable<'_>> = Vec::new();
     let mut changes = Vec::new();
     for range in &references.tables {

@@ -22,6 +22,19 @@ fn name_with_a_database_has_precedence() {
 }
 
 #[test]
+fn comments_that_begin_or_end_within_a_name_stay_whole() {
+    for (sql, expected) in [
+        ("select 1 from shop/*! .t */ where a", "select 1 from `shop`.`n` where a"),
+        ("/*! select 1 from shop */ .t where a", "select 1 from `shop`.`n` where a"),
+        ("select 1 from shop /* c */ . -- d\n t, /* e */ t", "select 1 from `shop`.`n`, `n`"),
+        ("select 1 from shop/*+ x() */.t", "select 1 from `shop`.`n`"),
+        ("select /* c */ 1 from shop.t", "select /* c */ 1 from `shop`.`n`"),
+    ] {
+        assert_eq!(renamed(sql, &[("t", "n")]), expected);
+    }
+}
+
+#[test]
 fn tables_get_their_new_names_and_columns_stay() {
     let cases = [
         ("select t from t where t = 't'", "select t from `n` where t = 't'"),
