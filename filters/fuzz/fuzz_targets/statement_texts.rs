@@ -107,14 +107,18 @@ fn check_commands(text: &[u8], clean: &[u8]) {
 
 /// New names in place of old ones, and then the old names, give the same tokens.
 fn check_names(text: &[u8], all: &[Token]) {
-    if text.windows(2).any(|pair| pair.eq_ignore_ascii_case(b"zz")) {
-        return; // the new names
+    let has_new_name = text.windows(2).any(|pair| pair.eq_ignore_ascii_case(b"zz"));
+    if has_new_name || all.iter().any(Token::is_half_number) {
+        return;
     }
-    let fold = |tokens: &[Token]| tokens.iter().map(Token::folded).collect::<Vec<_>>();
+    let fold = |tokens: &[Token]| {
+        let end = tokens.iter().rposition(|token| !token.is_semicolon()).map_or(0, |last| last + 1);
+        tokens[..end].iter().map(Token::folded).collect::<Vec<_>>()
+    };
     for (old, new) in [("t", "zz"), ("s.t", "zz.zzz"), ("T", "`zz z`")] {
         let names = |old, new| TableNames::new([(old, new)]).expect("names");
         let Some(renamed) = rename_tables(text, &names(old, new)) else { continue };
-        assert_eq!(tokens(&renamed).len(), all.len(), "{}", show(&renamed));
+        assert_eq!(fold(&tokens(&renamed)).len(), fold(all).len(), "{}", show(&renamed));
         let back = rename_tables(&renamed, &names(new, old)).expect("the new name");
         assert_eq!(fold(&tokens(&back)), fold(all), "{}", show(&renamed));
     }

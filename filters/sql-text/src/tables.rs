@@ -10,7 +10,7 @@ mod tests;
 use std::ops::Range;
 
 use crate::comments::without_comments;
-use crate::scanner::{Scanner, TokenKind};
+use crate::scanner::{Scanner, TokenKind, is_space};
 use crate::text::{lowercase, push_quoted};
 use references::find_references;
 
@@ -101,7 +101,8 @@ fn tokens(sql: &[u8]) -> Vec<Token> {
     tokens
 }
 
-/// The statement with the new names of its tables. None: it contains no such table.
+/// The statement with the new names of its tables, perhaps without comments and without semicolons at its end. None: it
+/// contains no such table.
 #[must_use]
 pub fn rename_tables(sql: &[u8], names: &TableNames) -> Option<Vec<u8>> {
     let tokens = tokens(sql);
@@ -137,7 +138,7 @@ fn with_changes(sql: &[u8], tokens: &[Token], changes: Vec<(Range<usize>, Vec<u8
 
 /// Whether there is a comment between these tokens.
 fn has_comment(sql: &[u8], tokens: &[Token]) -> bool {
-    tokens.windows(2).any(|pair| !sql[pair[0].range.end..pair[1].range.start].trim_ascii().is_empty())
+    tokens.windows(2).any(|pair| !sql[pair[0].range.end..pair[1].range.start].iter().all(|byte| is_space(*byte)))
 }
 
 /// A table of the statement that gets another name. The old names are in lower case.

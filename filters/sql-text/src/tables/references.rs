@@ -99,8 +99,9 @@ pub(super) fn find_references(tokens: &[Token]) -> References {
     let first = tokens.iter().position(|token| !token.is_symbol(b'(')).unwrap_or_default();
     let is_first = |words: &[&[u8]]| tokens.get(first).is_some_and(|token| token.is_word(words));
     // `FROM` and `IN` of other SHOW statements name databases.
+    let mut before_from = tokens.iter().take_while(|token| !token.is_word(&[b"from", b"in"]));
     let lists_no_columns = is_first(&[b"show"])
-        && !tokens.iter().any(|token| token.is_word(&[b"columns", b"fields", b"index", b"indexes", b"keys"]));
+        && !before_from.any(|token| token.is_word(&[b"columns", b"fields", b"index", b"indexes", b"keys"]));
     let on_names_table = is_first(&[b"grant", b"revoke"])
         || is_first(&[b"create", b"drop"]) && tokens.iter().take(first + 4).any(|token| token.is_word(&[b"index"]));
     let mut levels = vec![BASE];

@@ -22,6 +22,12 @@ fn name_with_a_database_has_precedence() {
 }
 
 #[test]
+fn database_in_show_is_no_table() {
+    assert_eq!(renamed("show tables from fields", &[("fields", "n")]), "-");
+    assert_eq!(renamed("show fields from fields from fields", &[("fields", "n")]), "show fields from `n` from fields");
+}
+
+#[test]
 fn comments_that_begin_or_end_within_a_name_stay_whole() {
     for (sql, expected) in [
         ("select 1 from shop/*! .t */ where a", "select 1 from `shop`.`n` where a"),
