@@ -23,8 +23,8 @@ from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from sandbox.tidb_sim.greeting import parse_greeting
-from sandbox.tidb_sim.packets import MySqlCommand, frames
 from tests.support.e2e.cluster import run_another_envoy
+from tests.support.load.client_packets import query
 from tests.support.module.bootstrap import require_module
 from tests.support.soak import SOAK
 from tests.support.tidb.ctrl_c import CtrlCClients, QueryKillLog, RunningStatements
@@ -228,7 +228,7 @@ async def test_kill_by_first_id_ends_moved_sessions(tmp_path: Path, cluster: Tid
         await fleet.move_all(len(victims) + len(bystanders))
         if busy:
             for victim in victims:
-                victim.client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + b"select sleep(100)"]))
+                victim.client.writer.write(query("select sleep(100)"))
         seconds = await kill_all(fleet, victims)
         assert [b.id for b in bystanders if b.has_ended] == []
     report("moved and busy" if busy else "moved", seconds, started)

@@ -1,6 +1,5 @@
 //! Checks a connection for unread bytes, or for its end, without reading anything.
 
-use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
@@ -13,18 +12,8 @@ pub(crate) fn has_unread_bytes(connection: BorrowedFd<'_>) -> bool {
     matches!(peeked, Ok(1..))
 }
 
-/// Whether the peer has closed or reset `connection`, or its sending direction. Unlike [`has_peer_closed`], this also
-/// detects the end behind unread bytes.
+/// Whether the peer has closed or reset `connection`, or its sending direction. Bytes may still be unread.
 pub(crate) fn has_ended(connection: BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::new(&connection, PollFlags::RDHUP)];
     poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|events| events > 0)
-}
-
-/// Whether the peer has closed or reset `connection`. Bytes that arrived before are unread, so that the end is not
-/// detected.
-pub(crate) fn has_peer_closed(connection: BorrowedFd<'_>) -> bool {
-    match SockRef::from(&connection).peek(&mut [MaybeUninit::uninit()]) {
-        Ok(bytes) => bytes == 0,
-        Err(error) => error.kind() != ErrorKind::WouldBlock,
-    }
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sandbox.tidb_sim.packets import AUTOCOMMIT, MySqlCommand, frame, ok
 from tests.support.fake_servers import reset_connection, run_fake_server
+from tests.support.load.client_packets import query
 from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
 from tests.support.module.envoy import (
     accept_login,
@@ -25,9 +26,7 @@ from tests.support.module.statement_rules import (
 )
 from tests.support.module.switchable_envoy import run_switchable
 
-_SLOW_AND_FORBIDDEN = b"".join(
-    frame(0, bytes((MySqlCommand.QUERY,)) + text) for text in (b"select slow", b"delete from forbidden_1")
-)
+_SLOW_AND_FORBIDDEN = query("select slow") + query("delete from forbidden_1")
 
 
 async def test_statement_that_is_too_long_is_answered_when_it_is_complete(tmp_path: Path) -> None:
@@ -50,10 +49,10 @@ async def test_statements_that_wait_have_a_memory_limit_together(tmp_path: Path)
     settings = {"rules": [limit], "max_held_bytes": 4 << 20}
     async with run_switchable(node.handler, tmp_path, settings) as switchable:
         running, waiting, other = [await connect_logged_in(switchable.envoy) for _ in range(3)]
-        running.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + b"select slow"))
+        running.writer.write(query("select slow"))
         await with_timeout(node.slow_arrived.wait())
         long = f"select 'slow', '{'x' * (3 << 20)}'"
-        waiting.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + long.encode()))
+        waiting.writer.write(query(long))
         await switchable.envoy.wait_for_metrics({("rule_hits", "false", "slow"): 2})
         assert error_of(await with_timeout(other.query("select 1 -- " + "x" * (2 << 20)))) == TOO_LONG
         assert error_of(await with_timeout(other.query("select 1 -- " + "x" * (1 << 19)))) == 0
@@ -103,7 +102,7 @@ async def test_statement_of_a_client_that_has_gone_does_not_run(tmp_path: Path) 
     async with run_switchable(node.handler, tmp_path, {"rules": [limit]}) as switchable:
         first, gone, last = [await connect_logged_in(switchable.envoy) for _ in range(3)]
         assert error_of(await with_timeout(first.query("select rare"))) == 0
-        gone.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + b"insert rare"))
+        gone.writer.write(query("insert rare"))
         await switchable.envoy.wait_for_metrics({("rule_hits", "false", "rare"): 2})
         reset_connection(gone.writer)
         assert error_of(await with_timeout(last.query("select rare 2"))) == 0
@@ -132,7 +131,7 @@ async def test_session_that_cannot_be_followed_any_more_still_ends_when_idle(tmp
     config = ModuleConfig(live_settings={"rules": [rule], "idle_timeout": 1})
     async with run_fake_server(serve) as server, run_envoy(tmp_path, [server.endpoint], config) as envoy:
         client = await connect_logged_in(envoy)
-        client.writer.write(frame(0, b"\x02db") + frame(0, b"\x03select 1"))
+        client.writer.write(frame(0, b"\x02db") + query("select 1"))
         await envoy.wait_for_metrics({("sessions", server.endpoint, "busy"): 1})
         may_answer.set()
         await read_to_end(client)

@@ -12,6 +12,7 @@ import pytest
 
 from sandbox.tidb_sim.packets import MAX_PACKET_PAYLOAD, Capability, MySqlCommand, frame, frames
 from tests.support.fake_servers import run_fake_server
+from tests.support.load.client_packets import query
 from tests.support.module.bootstrap import ModuleConfig
 from tests.support.module.envoy import connect_logged_in, read_to_end, run_envoy, with_timeout
 from tests.support.module.statement_rules import (
@@ -215,7 +216,7 @@ async def test_statement_behind_a_file_is_judged(tmp_path: Path) -> None:
         for _ in range(3):
             request = await with_timeout(client.send_command(MySqlCommand.QUERY, LOAD_DATA + b" infile 'x'"))
             assert request == b"\xfbfile"
-            forbidden = frame(0, bytes((MySqlCommand.QUERY,)) + b"delete from forbidden_1")
+            forbidden = query("delete from forbidden_1")
             client.writer.write(frame(2, b"rows") + frame(3, b"") + forbidden)
             answers = [(await with_timeout(client.read_packet()))[1] for _ in range(2)]
             assert [error_of(answer) for answer in answers] == [0, BLOCKED]
@@ -226,7 +227,7 @@ async def test_statement_behind_a_file_is_judged(tmp_path: Path) -> None:
 async def test_no_statement_passes_behind_a_change_of_user(tmp_path: Path, ahead: bytes) -> None:
     node = RecordingNode()
     change = bytes((MySqlCommand.CHANGE_USER,)) + b"other\0\0shop\0\x2d\0mysql_native_password\0"
-    forbidden = frame(0, bytes((MySqlCommand.QUERY,)) + b"delete from forbidden_1")
+    forbidden = query("delete from forbidden_1")
     async with run_switchable(node.handler, tmp_path, {"rules": [BLOCK_FORBIDDEN]}) as switchable:
         client = await connect_logged_in(switchable.envoy)
         client.writer.write(ahead + frame(0, change) + forbidden)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sandbox.server import http_client
 from sandbox.tidb import Tidb
-from sandbox.tidb_sim.packets import MySqlCommand, frames
 from tests.support.fake_servers import FakeServer, run_fake_server
+from tests.support.load.client_packets import query
 from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
 from tests.support.module.envoy import ModuleEnvoy, deny_logins, run_envoy
 from tests.support.tidb.sessions import Connection, connect_directly, query_rows
@@ -116,7 +116,7 @@ class KillScenario:
     async def run_statements(self, victims: Sequence[KilledSession]) -> None:
         """Send a long statement in each session. Return when the nodes execute all of these statements."""
         for victim in victims:
-            victim.client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + _STATEMENT.encode()]))
+            victim.client.writer.write(query(_STATEMENT))
         count = f"select count(*) from information_schema.processlist where info = '{_STATEMENT}'"
 
         def is_busy() -> bool:

@@ -1,5 +1,6 @@
 //! Passes the requests of an established session on to the node, or answers them instead.
 
+use std::mem;
 use std::rc::Rc;
 
 use envoy_abi::socket::Io;
@@ -29,6 +30,7 @@ impl ClientConn {
         let mut to_forward = 0..0;
         while !rest.is_empty() {
             let found = session.next_request(&mut rest);
+            let behind = input.len() - rest.len();
             let step = match found {
                 None => self.track(session, &[], false),
                 Some(Found::Bytes(bytes)) => {
@@ -45,15 +47,14 @@ impl ClientConn {
                         self.track_request(session, &request)
                     }
                     (decision, _) => {
-                        self.conn.forward(&input[to_forward], passed);
-                        to_forward = input.len() - rest.len()..input.len() - rest.len();
+                        self.conn.forward(&input[mem::replace(&mut to_forward, behind..behind)], passed);
                         self.apply(session, decision, &request, rest, passed)
                     }
                 },
-                // Only a change of user is refused by its length.
+                // The reader refuses no other command: COM_CHANGE_USER has a limit of its own.
                 Some(Found::Refused) => Err(self.reject_command(session, ProxyError::AttributesTooLarge)),
                 Some(Found::TooLong { command, response_sequence }) => {
-                    to_forward = input.len() - rest.len()..input.len() - rest.len(); // nothing precedes it
+                    self.conn.forward(&input[mem::replace(&mut to_forward, behind..behind)], passed);
                     self.answer_too_long(session, command.into(), response_sequence)
                 }
             };

@@ -24,7 +24,6 @@ use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::reachability::{self, MonitoredEndpoint};
 use crate::slot::Slot;
-use crate::unread::has_peer_closed;
 use crate::waiting_logins::{self, ConnectingSlot, MAX_RETRYING, RETRYING, WAITING};
 
 /// A server that closes the connection sooner than this has not waited for the client in vain: MariaDB's
@@ -204,7 +203,7 @@ impl Session {
             login.waiting_slot = None;
             login.connecting_slot = Some(slot);
         });
-        self.handle(if self.has_client_left() { Event::ClientFinished } else { Event::NodeInService });
+        self.handle(if self.client.has_ended() { Event::ClientFinished } else { Event::NodeInService });
     }
 
     /// Must be called when no untried node is left. If the node that was tried last refused the connection or did not
@@ -219,7 +218,7 @@ impl Session {
         if is_refused && self.worker.hosts.all_open_endpoints(|endpoint| self.has_tried(endpoint)) {
             reachability::suspect_outage();
         }
-        if !is_refused || self.has_client_left() {
+        if !is_refused || self.client.has_ended() {
             return false;
         }
         let retry = |login: &mut SessionLogin| {
@@ -258,18 +257,13 @@ impl Session {
     pub(super) fn check_wait(self: &Rc<Self>) {
         let waited = self.with_session_login(|login| login.elapsed()).unwrap_or_default();
         let rest = live_config::limits().wait_for_node.saturating_sub(waited);
-        if self.has_client_left() {
+        if self.client.has_ended() {
             self.handle(Event::ClientFinished);
         } else if rest.is_zero() {
             self.handle(Event::WaitOver);
         } else {
             self.start_deadline(WAIT_CHECK_INTERVAL.min(rest));
         }
-    }
-
-    /// Whether the client has closed its connection, as far as the kernel knows.
-    fn has_client_left(&self) -> bool {
-        self.client.socket.with_descriptor(has_peer_closed) == Some(true)
     }
 
     /// The policy or the failover of the login has chosen a node. A connection to this node is about to be made.
