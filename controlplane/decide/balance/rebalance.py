@@ -38,7 +38,8 @@ _REPORT_LAG_SECONDS, _NOISE_DEVIATIONS = 3.0, 1.5
 # After _MAX_STALLED_ROUNDS consecutive rounds without improvement, there is a pause before each further
 # round. Once _SHORT_PAUSES have passed, the pause doubles each time, up to the maximum.
 _MAX_STALLED_ROUNDS, _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 3, 10.0, 300.0
-# Rebalancing does not migrate a session again for 60 s. The first rounds and these pauses take longer.
+# Rebalancing does not migrate a session again for 60 s. The rounds and pauses before the first doubling take
+# longer than that.
 _SHORT_PAUSES = 4
 # Rebalancing that starts with fewer sessions causes no event.
 _MIN_REPORTED_SESSIONS = 10

@@ -1,4 +1,4 @@
-//! The memory that all sessions may take together for something, such as their states.
+//! A memory limit that all sessions of a process share, such as the one for exported states.
 //!
 //! A [`Reservation`] is made before the memory is allocated, and dropped with it.
 

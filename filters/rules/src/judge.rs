@@ -11,7 +11,7 @@ use crate::limit::LimitKey;
 use crate::rule::{Action, EXECUTE, PREPARE, QUERY, SessionInfo, command_bit};
 use crate::rule_set::{Class, RuleSet, StatementKind};
 
-/// How many statements of the text within a `PREPARE` are judged.
+/// In `PREPARE name FROM 'text'`, rules apply to this many statements of the text at most.
 const MAX_PREPARED_STATEMENTS: usize = 100;
 
 /// A request of a client: the statements of a text, or one that is prepared or executed.
@@ -76,7 +76,7 @@ impl Default for Outcome {
 }
 
 impl RuleSet {
-    /// Judges the statements of a text, sent as `request` says.
+    /// Applies the rules to all statements of a text. `request` names session and command; its statements are ignored.
     #[must_use]
     pub fn judge_text(&self, text: &[u8], request: &Request<'_>) -> Verdict {
         let texts = statements(text).collect::<Vec<_>>();

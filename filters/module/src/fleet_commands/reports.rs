@@ -37,7 +37,7 @@ impl ReportQueue {
         self.0.extract_if(.., |report| report.at <= now).collect()
     }
 
-    /// Sends a report again later, unless nobody waits for it any more.
+    /// Adds a report again, to be sent after [`RETRY_INTERVAL`]. It is dropped if it would then be older than [`MAX_AGE`].
     pub(super) fn retry(&mut self, report: Report, now: Duration) {
         let at = now + RETRY_INTERVAL;
         if at <= report.expires_at {

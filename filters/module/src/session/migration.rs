@@ -249,7 +249,8 @@ impl Session {
         self.is_movable(true)
     }
 
-    /// True: the session is idle, no probe runs, no request is about to be read again, and both connections are offloaded or could be.
+    /// True: the session is idle, no probe runs, no request is about to be read again, and both connections are offloaded
+    /// or could be.
     pub(super) fn try_prepare_migration(&self) -> bool {
         if !self.is_idle() || self.migration.is_probing() || self.is_request_resuming() {
             return false;

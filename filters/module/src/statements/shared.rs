@@ -1,18 +1,18 @@
-//! Objects that the sessions of a worker share.
+//! A cache of objects that the sessions of a worker share.
 
 use std::collections::HashMap;
 
-/// Limits of the objects that are shared, and of the bytes of their texts.
+/// The highest number of cached objects, and of the bytes of their texts.
 pub(super) const MAX_OBJECTS: usize = 5000;
 const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Objects with longer texts are not shared.
+/// Objects with longer texts are not cached.
 const MAX_TEXT_BYTES: usize = 1024 * 1024;
 
-/// Objects by their texts. Those that nobody uses are forgotten when there is no room for another one.
+/// A cache of objects by text. When it is full, it drops the objects that nothing else refers to.
 pub(super) struct Shared<T> {
     objects: HashMap<Box<[u8]>, T>,
     text_bytes: usize,
-    /// Whether somebody else uses an object.
+    /// Whether something outside of the cache refers to an object.
     is_used: fn(&T) -> bool,
 }
 
