@@ -91,10 +91,21 @@ class KeyedTasks(Generic[K]):
     def start(
         self, key: K, work: Callable[P, Coroutine[Any, Any, None]], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Start a task for a key. Does nothing if the key has a task, or if `run` does not run."""
+        """Start a task for a key.
+
+        Does nothing if the key has a task, if `run` does not run, or if a task has failed.
+        """
         if self._group is not None and key not in self._tasks:
-            task = self._group.create_task(work(*args, **kwargs), name=f"{self._name} {key}")
-            self._tasks[key] = task
+            task_run = self._run_task(partial(work, *args, **kwargs))
+            self._tasks[key] = self._group.create_task(task_run, name=f"{self._name} {key}")
+
+    async def _run_task(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except Exception:
+            # The group rejects new tasks from now on, but `run` continues only in a later turn of the loop.
+            self._group = None
+            raise
 
     def cancel(self, key: K) -> None:
         """Cancel the task of a key, if any."""

@@ -53,6 +53,21 @@ async def test_a_cancelled_caller_ends_after_the_work_and_not_before(fails: bool
     assert [entry["error"] for entry in logs] == (["the disk is full"] if fails else [])
 
 
+async def test_keyed_task_can_be_cancelled_before_it_begins() -> None:
+    tasks, begun = KeyedTasks[str]("test"), list[str]()
+
+    async def work() -> None:
+        begun.append("begun")
+
+    run = asyncio.create_task(tasks.run(lambda: None))
+    await wait_until(lambda: tasks.is_running)
+    tasks.start("a", work)
+    tasks.cancel("a")
+    run.cancel()
+    await asyncio.wait({run})
+    assert not begun
+
+
 async def test_keyed_tasks_run_once_per_key_while_run_runs_and_their_errors_end_it() -> None:
     tasks, started, fail = KeyedTasks[str]("test"), list[str](), asyncio.Event()
 
@@ -74,6 +89,31 @@ async def test_keyed_tasks_run_once_per_key_while_run_runs_and_their_errors_end_
     with pytest.raises(BaseExceptionGroup, match="unhandled errors"):
         await run
     assert (tasks.is_running, tasks.running_keys()) == (False, frozenset())
+
+
+@pytest.mark.parametrize("delay", range(6))
+async def test_no_keyed_task_starts_after_another_has_failed(delay: int) -> None:
+    """`delay` is the number of turns of the event loop between the failure and the start."""
+    tasks, fail, late_starts = KeyedTasks[str]("test"), asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        await fail.wait()
+        raise OSError("full")
+
+    async def work_late() -> None:
+        late_starts.append("started")
+
+    run = asyncio.create_task(tasks.run(lambda: tasks.start("a", work)))
+    await wait_until(lambda: tasks.is_running)
+    fail.set()
+    await asyncio.sleep(0)  # let `work` run into its error
+    for _ in range(delay):
+        await asyncio.sleep(0)
+    tasks.start("b", work_late)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await run
+    assert raised.group_contains(OSError)
+    assert not late_starts
 
 
 async def test_thread_pool_is_bounded_and_passes_results_and_errors() -> None:
