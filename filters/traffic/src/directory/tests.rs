@@ -254,7 +254,7 @@ fn damage_is_reported_with_file_and_place() {
     let damaged = [traffic(&records), b"# Time: never\n".to_vec()].concat();
     let offset = traffic(&records).len();
     let expected = "not a value that this key can have: '# Time: never'";
-    files.add(&name, &gzip(&[damaged.clone()]));
+    files.add(&name, &gzip(std::slice::from_ref(&damaged)));
     assert_eq!(files.error(), (2, format!("{name}, decompressed byte {offset}: {expected}")));
     let files = Files::new();
     let plain_name = name.strip_suffix(".gz").expect("suffix");
