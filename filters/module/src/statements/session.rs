@@ -4,6 +4,7 @@ mod running;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -21,9 +22,10 @@ use statement_rules::Permit;
 use super::collector::{PreparedStatement, StatementCollector};
 use super::rows::Statement;
 use super::window::Execution;
+use crate::capture::{self, SessionCapture, SessionNames, is_captured};
 use crate::node::SharedNode;
 use crate::statement_log::{self, SentText, StatementRecord};
-use running::{Content, KeptText, Run, RunningCommand};
+use running::{CommandCapture, Content, KeptText, Run, RunningCommand};
 
 /// Executions of other prepared statements count as unknown statements, and rules refuse them.
 const MAX_PREPARED: usize = 65_536;
@@ -60,6 +62,12 @@ pub(crate) struct SessionStatements {
     is_in_transaction: bool,
     /// None: executions are not observed.
     client: Option<Box<Client>>,
+    /// The client has sent a command.
+    has_run: bool,
+    /// None: the session is not captured.
+    capture: Option<Box<SessionCapture>>,
+    /// The value of [`capture::generation`] that `capture` belongs to.
+    capture_generation: u64,
 }
 
 /// A client's connection to this Envoy.
@@ -90,6 +98,9 @@ impl SessionStatements {
             moves: 0,
             is_in_transaction: false,
             client: None,
+            has_run: false,
+            capture: None,
+            capture_generation: 0,
         }
     }
 
@@ -118,12 +129,55 @@ impl SessionStatements {
 
     pub(crate) fn stop_collecting(&mut self) {
         self.client = None;
+        self.capture = None;
+    }
+
+    /// Whether [`Self::follow_capture`] must be called.
+    pub(crate) fn must_follow_capture(&self) -> bool {
+        self.capture_generation != capture::generation()
+    }
+
+    /// Joins or leaves the capture, if one has begun or ended. Executions must be observed.
+    pub(crate) fn follow_capture(&mut self, group: &str, node: &str) {
+        self.capture_generation = capture::generation();
+        let Some(client) = &self.client else { return };
+        let active = capture::current().filter(|active| active.wants(&client.user, group));
+        let (id, names) = (client.connection.id, SessionNames { user: &client.user, database: &self.database, node });
+        self.capture = active.map(|active| {
+            Box::new(if self.has_run {
+                SessionCapture::of_running_session(active, id)
+            } else {
+                SessionCapture::of_new_session(active, id, &names)
+            })
+        });
+    }
+
+    /// Whether the session cannot be captured before [`Self::begin_capture`].
+    pub(crate) fn needs_states(&self) -> bool {
+        self.capture.as_ref().is_some_and(|capture| !capture.has_begun())
+    }
+
+    /// `packets`: the statements that restore the states of the session.
+    pub(crate) fn begin_capture(&mut self, packets: &[u8], node: &str) {
+        if let (Some(capture), Some(client)) = (&mut self.capture, &self.client) {
+            let names = SessionNames { user: &client.user, database: &self.database, node };
+            capture.begin_with_states(packets, &names);
+        }
+    }
+
+    /// The client's connection has ended.
+    pub(crate) fn on_disconnected(&mut self, node: &str) {
+        if let (Some(capture), Some(client)) = (&mut self.capture, &self.client) {
+            capture.quit(&SessionNames { user: &client.user, database: &self.database, node });
+        }
+        self.capture = None;
     }
 
     /// Forgets all commands and prepared statements, since the session cannot be followed any more.
     pub(crate) fn forget(&mut self) {
         self.commands.clear();
         self.prepared.clear();
+        self.capture = None;
     }
 
     pub(crate) fn set_node_connection_id(&mut self, id: Option<u32>) {
@@ -139,6 +193,7 @@ impl SessionStatements {
     /// Whether [`Self::on_request`] has to see a request.
     pub(crate) fn needs_request(&self, start: RequestStart<'_>) -> bool {
         match Command::from(start.command) {
+            command if self.capture.is_some() && is_captured(command) => true,
             Command::Prepare | Command::CloseStatement | Command::InitDb => true,
             Command::Query => self.is_collecting() || self.may_use_database(start),
             Command::Execute | Command::BulkExecute => self.is_collecting() || self.has_prepared_use,
@@ -154,6 +209,7 @@ impl SessionStatements {
     }
 
     pub(crate) fn on_command_started(&mut self, command: Command) {
+        self.has_run = true;
         let content = match command {
             Command::Query | Command::Execute | Command::BulkExecute => Content::runs(Vec::new().into_iter()),
             Command::SetOption => {
@@ -170,6 +226,8 @@ impl SessionStatements {
             newest.more += 1;
             return;
         }
+        let is_awaited = self.capture.as_ref().is_some_and(|capture| capture.has_begun()) && is_captured(command);
+        let capture = if is_awaited { CommandCapture::Awaited } else { CommandCapture::No };
         let (permit, must_log) = (None, false);
         self.commands.push_back(RunningCommand {
             command,
@@ -179,6 +237,7 @@ impl SessionStatements {
             content,
             permit,
             must_log,
+            capture,
         });
     }
 
@@ -228,10 +287,19 @@ impl SessionStatements {
         self.is_last_refused = true;
     }
 
-    /// The request of the newest command is complete. `permit`: what it uses of limits.
-    pub(crate) fn on_request(&mut self, collector: &StatementCollector, request: &Request<'_>, permit: Option<Permit>) {
+    /// The request of the newest command is complete. `permit`: what it uses of limits. `node`: the name of the node.
+    pub(crate) fn on_request(
+        &mut self,
+        collector: &StatementCollector,
+        request: &Request<'_>,
+        permit: Option<Permit>,
+        node: &str,
+    ) {
         let payload = request.payload();
         let Some(command) = payload.first().map(|command| Command::from(*command)) else { return };
+        if self.capture.is_some() {
+            self.capture_request(collector, command, &payload, node);
+        }
         let content = match command {
             Command::CloseStatement => {
                 statement_id(&payload).and_then(|id| self.prepared.remove(&id));
@@ -273,6 +341,72 @@ impl SessionStatements {
         }
     }
 
+    /// Captures the newest command, which is complete.
+    fn capture_request(&mut self, collector: &StatementCollector, command: Command, payload: &[u8], node: &str) {
+        let mut statement = None;
+        let mut is_hidden = false;
+        let mut prepared = None;
+        let mut without_attributes = Cow::Borrowed(payload);
+        match command {
+            Command::Query | Command::Prepare => {
+                let Some(range) = self.text_range(payload) else { return };
+                let text = &payload[range];
+                let mut statements = sql_text::statements(text);
+                for text in statements.by_ref().take(MAX_STATEMENTS) {
+                    let known = collector.identify(&text);
+                    is_hidden |= known.secrecy.hides(&text);
+                    statement.get_or_insert_with(|| Arc::clone(&known.statement));
+                }
+                is_hidden |= statements.next().is_some(); // it was not looked at
+                if self.has_attributes && command == Command::Query {
+                    without_attributes = Cow::Owned([&payload[..1], text].concat());
+                }
+            }
+            _ if names_statement(command) => {
+                prepared = self.prepared(payload).cloned();
+                is_hidden = prepared.as_ref().is_some_and(|prepared| prepared.known.secrecy.hides(&prepared.text));
+            }
+            _ => {}
+        }
+        let Some(capture) = &mut self.capture else { return };
+        if self.has_attributes && command == Command::Execute {
+            return; // the files have no place for attributes of parameters, so the command is lost
+        }
+        let newest = self.commands.back_mut().filter(|newest| newest.command == command);
+        let since = newest.as_ref().and_then(|newest| newest.since).unwrap_or_else(Instant::now);
+        let captured = capture.begin(command, &without_attributes, since, is_hidden);
+        let Some(mut captured) = captured else {
+            newest.into_iter().for_each(|newest| newest.capture = CommandCapture::No);
+            return;
+        };
+        match command {
+            Command::Execute => captured.set_prepared(prepared.as_ref()),
+            _ => captured.set_statement(statement),
+        }
+        match newest {
+            Some(newest) => newest.capture = CommandCapture::Yes(captured),
+            None => {
+                // It has no response, and has ended already.
+                let Some(client) = &self.client else { return };
+                let names = SessionNames { user: &client.user, database: &self.database, node };
+                capture.end(&captured, CommandOutcome::Silent, &names);
+            }
+        }
+    }
+
+    /// Whether [`Self::on_row_bytes`] is to be called.
+    pub(crate) fn wants_rows(&self) -> bool {
+        self.capture.is_some()
+            && self.commands.front().is_some_and(|oldest| matches!(oldest.capture, CommandCapture::Yes(_)))
+    }
+
+    /// Bytes of rows of the oldest command.
+    pub(crate) fn on_row_bytes(&mut self, bytes: &[u8]) {
+        if let Some(captured) = self.commands.front_mut().and_then(RunningCommand::captured) {
+            captured.on_row_bytes(bytes);
+        }
+    }
+
     /// A rule wants the newest command in the log.
     pub(crate) fn log_newest(&mut self) {
         if let Some(newest) = self.commands.back_mut() {
@@ -282,6 +416,9 @@ impl SessionStatements {
 
     /// The node has prepared the statement of the oldest command.
     pub(crate) fn on_prepared(&mut self, id: u32) {
+        if let Some(captured) = self.commands.front_mut().and_then(RunningCommand::captured) {
+            captured.on_prepared(id);
+        }
         if let Some(RunningCommand { content: Content::Prepares(statement), .. }) = self.commands.front() {
             self.has_prepared_use |= statement.database.is_some();
             self.prepared.insert(LAST_PREPARED, Rc::clone(statement));
@@ -302,6 +439,9 @@ impl SessionStatements {
     ) {
         let was_in_transaction = std::mem::replace(&mut self.is_in_transaction, is_in_transaction);
         self.observe_result(collector, node, outcome, size, was_in_transaction || is_in_transaction);
+        if let Some(captured) = self.commands.front_mut().and_then(RunningCommand::captured) {
+            captured.on_result_ended(size);
+        }
         let Some(RunningCommand { content: Content::Runs(run, others), .. }) = self.commands.front_mut() else {
             return;
         };
@@ -368,8 +508,8 @@ impl SessionStatements {
         oldest.request_bytes = 0;
     }
 
-    /// The oldest command has ended.
-    pub(crate) fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
+    /// The oldest command has ended. `node`: the name of the node.
+    pub(crate) fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome, node: &str) {
         let ended = match self.commands.front_mut() {
             Some(oldest) if oldest.more > 0 => {
                 oldest.more -= 1;
@@ -377,6 +517,16 @@ impl SessionStatements {
             }
             _ => self.commands.pop_front(),
         };
+        if let (Some(capture), Some(client), Some(ended)) = (&self.capture, &self.client, &ended) {
+            match &ended.capture {
+                CommandCapture::Yes(captured) => {
+                    let names = SessionNames { user: &client.user, database: &self.database, node };
+                    capture.end(captured, outcome, &names);
+                }
+                CommandCapture::Awaited if outcome != CommandOutcome::Silent => capture.on_lost_command(),
+                CommandCapture::Awaited | CommandCapture::No => {}
+            }
+        }
         if outcome != CommandOutcome::Ok {
             return;
         }
@@ -401,7 +551,18 @@ impl SessionStatements {
         if let Some(client) = &mut self.client {
             client.user = collector.user(user);
         }
+        // The new user may be chosen for the capture, or not. The session has no other state than the database.
+        self.has_run = false;
+        self.capture_generation = 0;
     }
+}
+
+/// Whether a command names a prepared statement.
+fn names_statement(command: Command) -> bool {
+    matches!(
+        command,
+        Command::Execute | Command::SendLongData | Command::CloseStatement | Command::ResetStatement | Command::Fetch
+    )
 }
 
 /// Whether a node forgets the prepared statements of a session with this command.
