@@ -1,8 +1,8 @@
 //! The capture of traffic: the commands of clients and what came of them, in files from which they can be replayed.
 //!
-//! The control plane starts and ends a capture by the live configuration. Workers encode the commands of the sessions
-//! ([`session`]) into a bounded queue ([`queue`]), and one thread ([`writer`]) writes them ([`files`]), so that a client
-//! never waits for the disk. What the queue has no room for is lost, counted, and marked in the files.
+//! The control plane starts and ends a capture by the live configuration. Workers encode the commands of sessions
+//! ([`session`]) into a bounded queue ([`queue`]), and one thread ([`writer`]) writes them ([`files`]), so that a
+//! client never waits for the disk. What the queue has no room for is lost, counted, and marked in the files.
 //! Statements that may hold secrets ([`secrets`]) are left out.
 
 mod files;

@@ -106,8 +106,8 @@ impl BatchQueue {
         self.changed.notify_one();
     }
 
-    /// Exchanges `batch`, which must be empty, for the records that wait: at the latest after `timeout`, or when there are
-    /// many. Returns whether the queue is closed, so that no more will come. `mark_dropped`: see [`Self::push`].
+    /// Exchanges `batch`, which must be empty, for the records that wait: at the latest after `timeout`, or when there
+    /// are many. Returns whether the queue is closed, so that no more will come. `mark_dropped`: see [`Self::push`].
     pub(super) fn take(
         &self,
         batch: &mut Batch,

@@ -6,7 +6,6 @@ use std::time::{Instant, SystemTime};
 
 use mysql_proto::command::Command;
 use mysql_proto::packet::{HEADER, Header, MAX_PAYLOAD};
-use mysql_proto::query::statement_id;
 use mysql_proto::rows::{RowPiece, RowReader};
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
 use traffic_files::checksum::RowsChecksum;
@@ -32,8 +31,8 @@ pub(crate) struct SessionCapture {
 /// A command that runs, and will be captured when it has ended.
 pub(crate) struct CapturedCommand {
     command: Command,
-    /// With the first byte, which is the command.
-    payload: Vec<u8>,
+    /// What follows the command in its message, without query attributes.
+    content: Vec<u8>,
     /// When it arrived, in nanoseconds since 1970.
     time: i64,
     since: Instant,
@@ -87,15 +86,15 @@ pub(crate) fn is_captured(command: Command) -> bool {
 }
 
 impl CapturedCommand {
-    /// `payload`: without query attributes. A change of user has a password, so it becomes a reset of the connection.
-    fn new(command: Command, payload: &[u8], time: i64, since: Instant) -> Self {
-        let (command, payload) = match command {
-            Command::ChangeUser => (Command::ResetConnection, &[Command::ResetConnection as u8][..]),
-            _ => (command, payload),
+    /// A change of user has a password, so it becomes a reset of the connection.
+    fn new(command: Command, content: &[u8], time: i64, since: Instant) -> Self {
+        let (command, content) = match command {
+            Command::ChangeUser => (Command::ResetConnection, &b""[..]),
+            _ => (command, content),
         };
         Self {
             command,
-            payload: payload.to_vec(),
+            content: content.to_vec(),
             time,
             since,
             prepared_id: None,
@@ -108,15 +107,10 @@ impl CapturedCommand {
         }
     }
 
-    /// The command runs or prepares this statement.
-    pub(crate) fn set_statement(&mut self, statement: Option<Arc<Statement>>) {
+    /// The command runs or prepares this statement. `prepared`: it executes this prepared statement.
+    pub(crate) fn set_statement(&mut self, statement: Option<Arc<Statement>>, prepared: Option<Rc<PreparedStatement>>) {
         self.statement = statement;
-    }
-
-    /// The command executes this statement.
-    pub(crate) fn set_prepared(&mut self, prepared: Option<&Rc<PreparedStatement>>) {
-        self.prepared = prepared.map(Rc::clone);
-        self.statement = prepared.map(|prepared| Arc::clone(&prepared.known.statement));
+        self.prepared = prepared;
     }
 
     /// The node has prepared the statement of the command.
@@ -143,7 +137,8 @@ impl CapturedCommand {
 }
 
 impl SessionCapture {
-    /// `id`: of the client's connection to this Envoy. The session has run nothing yet, and has selected this database.
+    /// The session has run nothing yet, and has selected a database, or none. `id`: of the client's connection to this
+    /// Envoy.
     pub(crate) fn of_new_session(active: Arc<ActiveCapture>, id: u64, names: &SessionNames<'_>) -> Self {
         let mut capture = Self::of_running_session(active, id);
         capture.has_begun = true;
@@ -180,11 +175,11 @@ impl SessionCapture {
         }
     }
 
-    /// A command has arrived. None: it is not captured. `is_hidden`: it may hold a secret.
+    /// A command has arrived. None: it is not captured. `content`: what follows the command. `is_hidden`: it may hold a secret.
     pub(crate) fn begin(
         &mut self,
         command: Command,
-        payload: &[u8],
+        content: &[u8],
         since: Instant,
         is_hidden: bool,
     ) -> Option<Box<CapturedCommand>> {
@@ -196,13 +191,13 @@ impl SessionCapture {
             return None;
         }
         self.has_quit |= command == Command::Quit;
-        let mut captured = CapturedCommand::new(command, payload, self.next_time(), since);
+        let mut captured = CapturedCommand::new(command, content, self.next_time(), since);
         captured.prepared_id = match command {
             Command::Execute
             | Command::SendLongData
             | Command::CloseStatement
             | Command::ResetStatement
-            | Command::Fetch => statement_id(payload),
+            | Command::Fetch => content.first_chunk().map(|id| u32::from_le_bytes(*id)),
             _ => None,
         };
         Some(Box::new(captured))
@@ -227,7 +222,7 @@ impl SessionCapture {
             is_success: error == 0,
             prepared_id: ended.prepared_id,
             prepared_text: ended.prepared.as_ref().map(|prepared| &*prepared.text),
-            payload: &ended.payload[1..],
+            payload: &ended.content,
         };
         let result = ResultRef {
             connection: self.connection,
@@ -254,8 +249,7 @@ impl SessionCapture {
 
     /// Adds a command that the client has not sent, or that has no response.
     fn add_command(&mut self, command: Command, content: &[u8], names: &SessionNames<'_>) {
-        let payload = [&[command as u8], content].concat();
-        let added = CapturedCommand::new(command, &payload, self.next_time(), Instant::now());
+        let added = CapturedCommand::new(command, content, self.next_time(), Instant::now());
         self.end(&added, CommandOutcome::Silent, names);
     }
 

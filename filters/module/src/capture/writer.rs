@@ -24,8 +24,8 @@ pub(super) struct Shared {
     pub(super) counts: CaptureCounts,
 }
 
-/// Starts the thread. The returned receiver is disconnected when the thread has ended. `max_bytes`: the size of the files at
-/// which the capture ends; 0: no limit.
+/// Starts the thread. The returned receiver is disconnected when the thread has ended. `max_bytes`: the size of the
+/// files at which the capture ends; 0: no limit.
 pub(super) fn start(shared: Arc<Shared>, files: CaptureFiles, max_bytes: u64) -> io::Result<Receiver<()>> {
     let (running, ended) = channel::<()>();
     let run = move || {

@@ -1,10 +1,10 @@
 //! The statements of one session.
 
+mod captured;
 mod running;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -22,9 +22,10 @@ use statement_rules::Permit;
 use super::collector::{PreparedStatement, StatementCollector};
 use super::rows::Statement;
 use super::window::Execution;
-use crate::capture::{self, SessionCapture, SessionNames, is_captured};
+use crate::capture::{SessionCapture, is_captured};
 use crate::node::SharedNode;
 use crate::statement_log::{self, SentText, StatementRecord};
+use captured::RequestStatement;
 use running::{CommandCapture, Content, KeptText, Run, RunningCommand};
 
 /// Executions of other prepared statements count as unknown statements, and rules refuse them.
@@ -129,47 +130,6 @@ impl SessionStatements {
 
     pub(crate) fn stop_collecting(&mut self) {
         self.client = None;
-        self.capture = None;
-    }
-
-    /// Whether [`Self::follow_capture`] must be called.
-    pub(crate) fn must_follow_capture(&self) -> bool {
-        self.capture_generation != capture::generation()
-    }
-
-    /// Joins or leaves the capture, if one has begun or ended. Executions must be observed.
-    pub(crate) fn follow_capture(&mut self, group: &str, node: &str) {
-        self.capture_generation = capture::generation();
-        let Some(client) = &self.client else { return };
-        let active = capture::current().filter(|active| active.wants(&client.user, group));
-        let (id, names) = (client.connection.id, SessionNames { user: &client.user, database: &self.database, node });
-        self.capture = active.map(|active| {
-            Box::new(if self.has_run {
-                SessionCapture::of_running_session(active, id)
-            } else {
-                SessionCapture::of_new_session(active, id, &names)
-            })
-        });
-    }
-
-    /// Whether the session cannot be captured before [`Self::begin_capture`].
-    pub(crate) fn needs_states(&self) -> bool {
-        self.capture.as_ref().is_some_and(|capture| !capture.has_begun())
-    }
-
-    /// `packets`: the statements that restore the states of the session.
-    pub(crate) fn begin_capture(&mut self, packets: &[u8], node: &str) {
-        if let (Some(capture), Some(client)) = (&mut self.capture, &self.client) {
-            let names = SessionNames { user: &client.user, database: &self.database, node };
-            capture.begin_with_states(packets, &names);
-        }
-    }
-
-    /// The client's connection has ended.
-    pub(crate) fn on_disconnected(&mut self, node: &str) {
-        if let (Some(capture), Some(client)) = (&mut self.capture, &self.client) {
-            capture.quit(&SessionNames { user: &client.user, database: &self.database, node });
-        }
         self.capture = None;
     }
 
@@ -297,114 +257,67 @@ impl SessionStatements {
     ) {
         let payload = request.payload();
         let Some(command) = payload.first().map(|command| Command::from(*command)) else { return };
-        if self.capture.is_some() {
-            self.capture_request(collector, command, &payload, node);
-        }
+        let prepared = names_statement(command).then(|| self.prepared(&payload).cloned()).flatten();
+        let mut is_hidden = prepared.as_ref().is_some_and(|prepared| prepared.known.secrecy.hides(&prepared.text));
         let content = match command {
             Command::CloseStatement => {
                 statement_id(&payload).and_then(|id| self.prepared.remove(&id));
-                return; // it has ended already
+                None // it has ended already
             }
             Command::Query => {
-                let Some(text) = self.text_range(&payload).map(|range| &payload[range]) else { return };
-                let is_collecting = self.is_collecting();
-                let keeps_texts = is_collecting && statement_log::keeps_texts();
-                let runs = sql_text::statements(text).take(MAX_STATEMENTS).map(|text| Run {
-                    statement: is_collecting.then(|| Arc::clone(&collector.identify(&text).statement)),
-                    text: if keeps_texts { KeptText::Sent(SentText::new(&text)) } else { KeptText::None },
-                    database: sql_text::may_begin_with(&text, b"use")
-                        .then(|| sql_text::used_database(&text))
-                        .flatten()
-                        .map(Vec::into_boxed_slice),
-                });
-                Content::runs(runs.collect::<Vec<_>>().into_iter())
+                let Some(range) = self.text_range(&payload) else { return };
+                let runs;
+                (runs, is_hidden) = self.runs(collector, &payload[range]);
+                Some(Content::runs(runs.into_iter()))
             }
             Command::Prepare => {
                 let Some(range) = self.text_range(&payload) else { return };
+                let text = &payload[range];
                 self.is_last_refused = false;
-                Content::Prepares(collector.prepare(&payload[range]))
+                is_hidden = self.capture.is_some()
+                    && sql_text::statements(text).any(|text| collector.identify(&text).secrecy.hides(&text));
+                Some(Content::Prepares(collector.prepare(text)))
             }
-            Command::InitDb => Content::Selects(selected_database(&payload[1..])),
+            Command::InitDb => Some(Content::Selects(selected_database(&payload[1..]))),
             Command::Execute | Command::BulkExecute => {
-                let prepared = self.prepared(&payload);
-                let statement = prepared.map(|prepared| Arc::clone(&prepared.known.statement));
-                let text = prepared.map_or(KeptText::None, |prepared| KeptText::Prepared(Rc::clone(prepared)));
-                let database = prepared.and_then(|prepared| prepared.database.clone());
-                Content::Runs(Run { statement, text, database }, Vec::new().into_iter())
+                let statement = prepared.as_ref().map(|prepared| Arc::clone(&prepared.known.statement));
+                let database = prepared.as_ref().and_then(|prepared| prepared.database.clone());
+                let text = prepared.clone().map_or(KeptText::None, KeptText::Prepared);
+                Some(Content::Runs(Run { statement, text, database }, Vec::new().into_iter()))
             }
-            _ => return, // such as a change of user
+            _ => None, // such as a change of user
         };
-        if let Some(newest) = self.commands.back_mut() {
+        if self.capture.is_some() {
+            let statement = content.as_ref().and_then(Content::statement);
+            self.capture_request(command, &payload, RequestStatement { statement, prepared, is_hidden }, node);
+        }
+        if let (Some(content), Some(newest)) = (content, self.commands.back_mut()) {
             newest.request_bytes = request.len();
             newest.content = content;
             newest.permit = permit;
         }
     }
 
-    /// Captures the newest command, which is complete.
-    fn capture_request(&mut self, collector: &StatementCollector, command: Command, payload: &[u8], node: &str) {
-        let mut statement = None;
+    /// The statements of a COM_QUERY, and whether they must not be captured.
+    fn runs(&self, collector: &StatementCollector, text: &[u8]) -> (Vec<Run>, bool) {
+        let is_collecting = self.is_collecting();
+        let keeps_texts = is_collecting && statement_log::keeps_texts();
         let mut is_hidden = false;
-        let mut prepared = None;
-        let mut without_attributes = Cow::Borrowed(payload);
-        match command {
-            Command::Query | Command::Prepare => {
-                let Some(range) = self.text_range(payload) else { return };
-                let text = &payload[range];
-                let mut statements = sql_text::statements(text);
-                for text in statements.by_ref().take(MAX_STATEMENTS) {
-                    let known = collector.identify(&text);
-                    is_hidden |= known.secrecy.hides(&text);
-                    statement.get_or_insert_with(|| Arc::clone(&known.statement));
-                }
-                is_hidden |= statements.next().is_some(); // it was not looked at
-                if self.has_attributes && command == Command::Query {
-                    without_attributes = Cow::Owned([&payload[..1], text].concat());
-                }
-            }
-            _ if names_statement(command) => {
-                prepared = self.prepared(payload).cloned();
-                is_hidden = prepared.as_ref().is_some_and(|prepared| prepared.known.secrecy.hides(&prepared.text));
-            }
-            _ => {}
-        }
-        let Some(capture) = &mut self.capture else { return };
-        if self.has_attributes && command == Command::Execute {
-            return; // the files have no place for attributes of parameters, so the command is lost
-        }
-        let newest = self.commands.back_mut().filter(|newest| newest.command == command);
-        let since = newest.as_ref().and_then(|newest| newest.since).unwrap_or_else(Instant::now);
-        let captured = capture.begin(command, &without_attributes, since, is_hidden);
-        let Some(mut captured) = captured else {
-            newest.into_iter().for_each(|newest| newest.capture = CommandCapture::No);
-            return;
-        };
-        match command {
-            Command::Execute => captured.set_prepared(prepared.as_ref()),
-            _ => captured.set_statement(statement),
-        }
-        match newest {
-            Some(newest) => newest.capture = CommandCapture::Yes(captured),
-            None => {
-                // It has no response, and has ended already.
-                let Some(client) = &self.client else { return };
-                let names = SessionNames { user: &client.user, database: &self.database, node };
-                capture.end(&captured, CommandOutcome::Silent, &names);
-            }
-        }
-    }
-
-    /// Whether [`Self::on_row_bytes`] is to be called.
-    pub(crate) fn wants_rows(&self) -> bool {
-        self.capture.is_some()
-            && self.commands.front().is_some_and(|oldest| matches!(oldest.capture, CommandCapture::Yes(_)))
-    }
-
-    /// Bytes of rows of the oldest command.
-    pub(crate) fn on_row_bytes(&mut self, bytes: &[u8]) {
-        if let Some(captured) = self.commands.front_mut().and_then(RunningCommand::captured) {
-            captured.on_row_bytes(bytes);
-        }
+        let mut statements = sql_text::statements(text);
+        let runs = statements.by_ref().take(MAX_STATEMENTS).map(|text| Run {
+            statement: is_collecting.then(|| {
+                let known = collector.identify(&text);
+                is_hidden |= known.secrecy.hides(&text);
+                Arc::clone(&known.statement)
+            }),
+            text: if keeps_texts { KeptText::Sent(SentText::new(&text)) } else { KeptText::None },
+            database: sql_text::may_begin_with(&text, b"use")
+                .then(|| sql_text::used_database(&text))
+                .flatten()
+                .map(Vec::into_boxed_slice),
+        });
+        let runs = runs.collect();
+        (runs, is_hidden || statements.next().is_some()) // the others were not looked at
     }
 
     /// A rule wants the newest command in the log.
@@ -517,15 +430,8 @@ impl SessionStatements {
             }
             _ => self.commands.pop_front(),
         };
-        if let (Some(capture), Some(client), Some(ended)) = (&self.capture, &self.client, &ended) {
-            match &ended.capture {
-                CommandCapture::Yes(captured) => {
-                    let names = SessionNames { user: &client.user, database: &self.database, node };
-                    capture.end(captured, outcome, &names);
-                }
-                CommandCapture::Awaited if outcome != CommandOutcome::Silent => capture.on_lost_command(),
-                CommandCapture::Awaited | CommandCapture::No => {}
-            }
+        if let Some(ended) = &ended {
+            self.end_captured(ended, outcome, node);
         }
         if outcome != CommandOutcome::Ok {
             return;
