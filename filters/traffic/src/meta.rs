@@ -97,7 +97,10 @@ mod tests {
     fn unencrypted_files_are_supported_and_others_are_not() {
         assert!(Meta::parse(br#"{"Version":"v1","Duration":1,"Cmds":7,"EncryptMethod":"plaintext"}"#).is_ok());
         let cases = [
-            (r#"{"Version":"v1","EncryptMethod":"aes256-ctr"}"#, "files are encrypted by aes256-ctr; encryption is not supported"),
+            (
+                r#"{"Version":"v1","EncryptMethod":"aes256-ctr"}"#,
+                "files are encrypted by aes256-ctr; encryption is not supported",
+            ),
             (r#"{"Version":"v2"}"#, "version 'v2' is not supported, only v1"),
             (r#"{"Version":1}"#, "invalid type: integer `1`, expected a string at line 1 column 12"),
             ("", "EOF while parsing a value at line 1 column 0"),

@@ -69,7 +69,10 @@ pub struct ResultRef<'a> {
 pub enum Line {
     Result(ResultLine),
     /// Here, `count` commands are missing in both files, since the disk was slow or full.
-    Dropped { count: u64, time_ns: i64 },
+    Dropped {
+        count: u64,
+        time_ns: i64,
+    },
 }
 
 /// Why a line cannot be read.
@@ -285,19 +288,7 @@ mod tests {
         let names = (any::<String>(), any::<String>(), any::<String>());
         (numbers, hashes, names).prop_map(|(numbers, (checksum, digest), (user, database, node))| {
             let (connection, time_ns, latency_us, rows, bytes, error) = numbers;
-            ResultLine {
-                connection,
-                time_ns,
-                latency_us,
-                rows,
-                bytes,
-                error,
-                checksum,
-                digest,
-                user,
-                database,
-                node,
-            }
+            ResultLine { connection, time_ns, latency_us, rows, bytes, error, checksum, digest, user, database, node }
         })
     }
 

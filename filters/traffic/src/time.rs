@@ -1,6 +1,6 @@
 //! Times as texts: the RFC 3339 times of records, and the local times in file names.
 
-use crate::text::{parse_decimal, push_decimal, push_digits};
+use crate::text::{parse_decimal, push_digits};
 
 const NANOSECONDS: i64 = 1_000_000_000;
 const SECONDS_PER_DAY: i64 = 86_400;
@@ -68,7 +68,8 @@ impl CivilTime {
 
     /// Reads what `push` writes and a decimal fraction, and returns what follows.
     pub(crate) fn parse(text: &[u8], separator: u8) -> Option<(Self, &[u8])> {
-        let number = |start: usize, end: usize| -> Option<u32> { parse_decimal(text.get(start..end)?)?.try_into().ok() };
+        let number =
+            |start: usize, end: usize| -> Option<u32> { parse_decimal(text.get(start..end)?)?.try_into().ok() };
         let shape = [(4, b'-'), (7, b'-'), (10, b'T'), (13, separator), (16, separator)];
         if !shape.iter().all(|(index, byte)| text.get(*index) == Some(byte)) {
             return None;

@@ -114,10 +114,7 @@ mod tests {
     #[test]
     fn quantiles_are_values_that_occurred() {
         let latency = Latency::of((1..=100).rev().collect(), 3);
-        assert_eq!(
-            latency,
-            Latency { median_us: Some(50), p95_us: Some(95), mean_us: Some(50.5), errors: 3 }
-        );
+        assert_eq!(latency, Latency { median_us: Some(50), p95_us: Some(95), mean_us: Some(50.5), errors: 3 });
         assert_eq!(Latency::of(vec![7], 0).p95_us, Some(7));
         assert_eq!(Latency::of(Vec::new(), 2), Latency { errors: 2, ..Latency::default() });
     }
@@ -156,7 +153,11 @@ mod tests {
         for index in 1..50_u64 {
             let new = index * 37 % 23 + 1;
             all.add(index, new);
-            if index % 3 == 0 { first.add(index, new) } else { second.add(index, new) };
+            if index % 3 == 0 {
+                first.add(index, new)
+            } else {
+                second.add(index, new)
+            };
         }
         first.add_all(&second);
         first.add_all(&LogRatios::default());

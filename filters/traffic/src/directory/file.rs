@@ -12,8 +12,8 @@ use crate::{Content, TrafficError};
 const PIECE: usize = 128 << 10;
 
 enum Source {
-    Plain { file: File, offset: u64 },
-    Gzip(GzipReader<BufReader<File>>),
+    Plain(File),
+    Gzip(Box<GzipReader<BufReader<File>>>),
     Ended,
 }
 
@@ -32,8 +32,8 @@ impl FileReader {
         let is_empty = file.metadata().map_err(failed)?.len() == 0;
         let source = match name.is_gzip {
             _ if is_empty => Source::Ended,
-            true => Source::Gzip(GzipReader::new(BufReader::with_capacity(PIECE, file))),
-            false => Source::Plain { file, offset: 0 },
+            true => Source::Gzip(Box::new(GzipReader::new(BufReader::with_capacity(PIECE, file)))),
+            false => Source::Plain(file),
         };
         let piece = vec![0; PIECE];
         Ok(Self { path: path.into(), is_open: name.is_open, is_gzip: name.is_gzip, source, piece })
@@ -56,14 +56,9 @@ impl FileReader {
     /// The next bytes; empty at the end, which in an open file may be within a gzip member.
     pub(super) fn read(&mut self) -> Result<&[u8], TrafficError> {
         let length = match &mut self.source {
-            Source::Plain { file, offset } => match read_some(file, &mut self.piece) {
-                Ok(length) => {
-                    *offset += length as u64;
-                    length
-                }
-                Err(source) => return Err(TrafficError::Io { file: self.path.to_path_buf(), source }),
-            },
-            Source::Gzip(reader) => match read_some(reader, &mut self.piece) {
+            Source::Plain(file) => read_some(file, &mut self.piece)
+                .map_err(|source| TrafficError::Io { file: self.path.to_path_buf(), source })?,
+            Source::Gzip(reader) => match read_some(reader.as_mut(), &mut self.piece) {
                 Ok(length) => length,
                 Err(error) if self.is_open && error.kind() == io::ErrorKind::UnexpectedEof => 0,
                 Err(error) => return Err(gzip_error(&self.path, reader.offset(), error)),

@@ -131,7 +131,7 @@ fn number(digits: &[u8], radix: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::{any, prop, prop_oneof, proptest, Strategy};
+    use proptest::prelude::{Strategy, any, prop, prop_oneof, proptest};
 
     use super::*;
 

@@ -68,7 +68,8 @@ fn a_failed_execution_has_all_lines() {
 
 #[test]
 fn unknown_keys_and_carriage_returns_are_skipped() {
-    let text = "# Time: 2026-11-27T22:27:02.123456789Z\r\n# Cur_db: a: b\n# Conn_ID: 7\n# Success: true\n# Payload_len: 0\n\n";
+    let text =
+        "# Time: 2026-11-27T22:27:02.123456789Z\r\n# Cur_db: a: b\n# Conn_ID: 7\n# Success: true\n# Payload_len: 0\n\n";
     assert_eq!(decoded(text.as_bytes(), &[]), (vec![query("")], Ok(())));
 }
 
@@ -87,7 +88,11 @@ fn errors_say_what_is_wrong_and_where() {
         ("# Time: 2026-11-27T22:27:02Z\n# Payload_len: 1\na\n", 46, "the record has no Conn_ID"),
         ("# Payload_len: 1\nab\n", 17, "the payload does not end with a line feed after 1 bytes"),
         ("# Payload_len: 1073741825\n", 0, "a length of more than 1073741824 bytes"),
-        ("# Payload_len: 99999999999999999999\n", 0, "not a value that this key can have: '# Payload_len: 99999999999999999999'"),
+        (
+            "# Payload_len: 99999999999999999999\n",
+            0,
+            "not a value that this key can have: '# Payload_len: 99999999999999999999'",
+        ),
         ("# Payload_len: 4\nabc", 17, "the last record is not complete"),
         ("# Conn_ID: 1\n", 13, "the last record is not complete"),
         ("# Conn", 0, "the last record is not complete"),
