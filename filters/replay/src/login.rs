@@ -273,7 +273,7 @@ mod tests {
     fn without_a_password_the_proof_is_empty_for_any_plugin() {
         let mut login = Login::new(b"root", b"", b"", false);
         let payload = response_of(&mut login, REQUIRED, "caching_sha2_password");
-        assert!(payload.ends_with(b"root\0\0caching_sha2_password\0"));
+        assert!(payload[32..].starts_with(b"root\0\0caching_sha2_password\0"));
         let step = login.receive(2, b"\xfeauth_of_another_kind\0salt\0");
         assert_eq!(step, Ok(LoginStep::Send(vec![0, 0, 0, 3].into())));
     }

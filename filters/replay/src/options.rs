@@ -192,7 +192,8 @@ mod tests {
         for conflict in conflicts {
             assert_eq!(error(&format!("x run capture {target} {conflict}")), Some(ErrorKind::ArgumentConflict));
         }
-        for wrong in ["--speed 0", "--speed x", "--warm-up -1", "--from yesterday", "--max-connections 0", "--timeout 0"] {
+        for wrong in ["--speed 0", "--speed x", "--warm-up x", "--from yesterday", "--max-connections 0", "--timeout 0"]
+        {
             assert_eq!(error(&format!("x run capture {target} {wrong}")), Some(ErrorKind::ValueValidation), "{wrong}");
         }
     }

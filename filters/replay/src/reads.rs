@@ -165,9 +165,10 @@ impl Words<'_> {
     /// Whether a WITH may belong to a statement that changes rows. A function has a parenthesis behind its name.
     fn change_rows(&self) -> bool {
         let is_called = |index: usize| self.0.get(index + 1) == Some(&&b"("[..]);
-        self.0.iter().enumerate().any(|(index, word)| {
-            matches!(*word, b"update" | b"delete" | b"insert" | b"replace") && !is_called(index)
-        })
+        self.0
+            .iter()
+            .enumerate()
+            .any(|(index, word)| matches!(*word, b"update" | b"delete" | b"insert" | b"replace") && !is_called(index))
     }
 
     /// Whether SET changes only the session.
@@ -299,9 +300,8 @@ mod tests {
     fn text_that_executes_a_prepared_read_is_a_read() {
         let mut names = PreparedReads::default();
         let mut normalizer = Normalizer::default();
-        let mut admit = |names: &mut PreparedReads, text: &str| {
-            names.admit(&statement_kinds(text.as_bytes(), &mut normalizer))
-        };
+        let mut admit =
+            |names: &mut PreparedReads, text: &str| names.admit(&statement_kinds(text.as_bytes(), &mut normalizer));
         assert!(!admit(&mut names, "execute s"));
         assert!(admit(&mut names, "prepare S from 'select ?'"));
         assert!(admit(&mut names, "execute s using @a"));

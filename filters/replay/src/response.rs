@@ -374,9 +374,12 @@ mod tests {
 
     #[test]
     fn unknown_packets_are_rejected() {
-        for (command, packet) in
-            [(Command::Query, &b""[..]), (Command::Prepare, b"\x01"), (Command::InitDb, b"\x07abc"), (Command::Query, b"\0")]
-        {
+        for (command, packet) in [
+            (Command::Query, &b""[..]),
+            (Command::Prepare, b"\x01"),
+            (Command::InitDb, b"\x07abc"),
+            (Command::Query, b"\0"),
+        ] {
             assert_eq!(Response::new(command, true).receive(packet), Err(InvalidResponse));
         }
         // A progress report of MariaDB is no error.

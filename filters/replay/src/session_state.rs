@@ -16,9 +16,15 @@ use crate::skip::SkipReason;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Plan<'a> {
     /// `payload`: without the byte of the command.
-    Send { command: Command, payload: Cow<'a, [u8]> },
+    Send {
+        command: Command,
+        payload: Cow<'a, [u8]>,
+    },
     /// First prepare this text, and report it with [`SessionState::on_prepared`]. Then ask for a plan again.
-    Prepare { captured_id: u32, text: Vec<u8> },
+    Prepare {
+        captured_id: u32,
+        text: Vec<u8>,
+    },
     Skip(SkipReason),
     /// The session ends.
     Quit,
@@ -215,11 +221,6 @@ impl SessionState {
             _ => None,
         }
     }
-
-    /// The normalized text of a statement.
-    pub(crate) fn normalize(normalizer: &mut Normalizer, text: &[u8]) -> Vec<u8> {
-        normalizer.normalize(text).to_vec()
-    }
 }
 
 /// What `SET SESSION_STATES` contains, as far as it matters.
@@ -302,8 +303,8 @@ mod tests {
         state.on_disconnected();
         let fetch = record(Command::Fetch, &7_u32.to_le_bytes());
         assert_eq!(state.plan(&fetch, true), Plan::Skip(SkipReason::UnknownStatement));
-        let plan = state.plan(&execute(7), true);
-        assert_eq!(plan, Plan::Prepare { captured_id: 7, text: b"select ?".to_vec() });
+        let expected = Plan::Prepare { captured_id: 7, text: b"select ?".to_vec() };
+        assert_eq!(state.plan(&execute(7), true), expected);
         state.on_prepared(7, 1);
         assert_eq!(sends(&state.plan(&execute(7), true)), Some(1));
     }

@@ -81,8 +81,8 @@ impl<R: BufRead> Iterator for SlowLogReader<R> {
     type Item = Result<Statement, TrafficError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let failed = |source| TrafficError::Io { file: self.file.to_path_buf(), source };
-        self.next_statement().map_err(failed).transpose()
+        let next = self.next_statement().transpose()?;
+        Some(next.map_err(|source| TrafficError::Io { file: self.file.to_path_buf(), source }))
     }
 }
 
@@ -189,7 +189,9 @@ fn split_arguments(text: &[u8], count: usize) -> Option<Vec<&[u8]>> {
     loop {
         let end = if rest.first() == Some(&b'"') {
             // A string ends where the next argument, or nothing, follows.
-            (1..rest.len()).find(|at| rest[*at] == b'"' && (at + 1 == rest.len() || rest[at + 1..].starts_with(b", ")))? + 1
+            (1..rest.len())
+                .find(|at| rest[*at] == b'"' && (at + 1 == rest.len() || rest[at + 1..].starts_with(b", ")))?
+                + 1
         } else {
             rest.windows(2).position(|pair| pair == b", ").unwrap_or(rest.len())
         };
@@ -211,10 +213,10 @@ fn literal(argument: &[u8]) -> Option<Vec<u8>> {
     }
     let text = std::str::from_utf8(argument).ok();
     let is_number = text.is_some_and(|text| {
-        text.parse::<f64>().is_ok_and(f64::is_finite) && text.starts_with(|first: char| first.is_ascii_digit() || first == '-')
+        text.parse::<f64>().is_ok_and(f64::is_finite)
+            && text.starts_with(|first: char| first.is_ascii_digit() || first == '-')
     });
-    let is_hexadecimal =
-        argument.strip_prefix(b"0x").is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+    let is_hexadecimal = argument.strip_prefix(b"0x").is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit));
     if is_number || is_hexadecimal || argument == b"NULL" {
         Some(argument.to_vec())
     } else {
