@@ -57,7 +57,9 @@ class CaptureOperations:
                 name or time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)),
                 now,
                 round(now + duration, 3),
-                *(tuple(dict.fromkeys(values)) for values in (envoys, users, groups)),
+                envoys=tuple(dict.fromkeys(envoys)),
+                users=tuple(dict.fromkeys(users)),
+                groups=tuple(dict.fromkeys(groups)),
             )
             return intent_changes.start_capture(intents, capture)
 

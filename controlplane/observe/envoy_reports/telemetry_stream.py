@@ -303,7 +303,8 @@ class TelemetryStream:
         counts = self._capture or CaptureCounts()
         if field == "until_ms" and value != counts.until_ms:
             counts = CaptureCounts()  # the others may be those of the capture before, until the next flush
-        self._capture = replace(counts, **{field: bool(value) if field == "is_active" else value})
+        change: dict[str, Any] = {field: bool(value) if field == "is_active" else value}
+        self._capture = replace(counts, **change)
 
     def _apply_limit(self, field: str, rule: str, value: int) -> bool:
         if rule not in self._limits and (not rule or len(self._limits) >= _MAX_LIMITS):

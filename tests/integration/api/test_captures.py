@@ -31,7 +31,7 @@ from tests.support.controlplane.telemetry_messages import (
 from tests.support.waiting import wait_until
 
 PATH = "/v1/traffic/capture"
-SECTIONS = {
+SECTIONS: dict[str, Any] = {
     "capture": {"directory": "/var/lib/captures", "max_bytes": 4096},
     "groups": [{"name": "reports", "labels": {"use": "reports"}, "listen": "127.0.0.1:1"}],
 }
@@ -69,7 +69,13 @@ async def capture_events(server: ApiServer) -> list[tuple[str, str]]:
 
 
 async def test_capture_is_published_reported_and_stopped(server: ApiServer) -> None:
-    nothing = {"state": "none", "capture": None, "ended_at": None, "directory": None, "envoys": []}
+    nothing: dict[str, Any] = {
+        "state": "none",
+        "capture": None,
+        "ended_at": None,
+        "directory": None,
+        "envoys": [],
+    }
     assert await status(server) == nothing
     port = server.xds_port
     async with FakeEnvoy(port, "one", module=VERSION) as one, FakeEnvoy(port, "two", module=VERSION) as two:

@@ -454,8 +454,8 @@ def test_capture_runs_until_its_time_is_over() -> None:
     facts, policy = Facts(), Policy(capture_directory="/captures")
     capture = Capture("one", 10.0, 20.0)
 
-    def planned(policy: Policy, now: float, **changes: float) -> Capture | None:
-        intents = Intents(capture=replace(capture, **changes))
+    def planned(policy: Policy, now: float, stopped_at: float | None = None) -> Capture | None:
+        intents = Intents(capture=replace(capture, stopped_at=stopped_at))
         return compute_plan(Plan(), facts, intents, policy, now).capture
 
     assert planned(policy, 19.9) == capture

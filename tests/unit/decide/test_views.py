@@ -181,7 +181,10 @@ def test_capture_view_has_the_counts_of_this_capture_only() -> None:
 
     def rows(capture: Capture, now: float) -> list[tuple[str, int | None, str]]:
         view = views.capture_view(capture, statuses, Facts(module_reports=reports), "/captures", now)
-        return [(row.envoy, row.counts and row.counts.records, row.problem) for row in view.envoys]
+        return [
+            (row.envoy, row.counts.records if row.counts is not None else None, row.problem)
+            for row in view.envoys
+        ]
 
     no_module = "it does not use Tidevoy's module"
     assert rows(capture, 12.0) == [("a", 7, ""), ("b", None, ""), ("plain", None, no_module)]
