@@ -1,4 +1,4 @@
-"""Sessions whose reads depend only on their own writes, so that replays on the same data give equal results."""
+"""Sessions whose reads depend only on their own writes: replays on the same data give equal results."""
 
 from __future__ import annotations
 
