@@ -21,3 +21,4 @@ mod text;
 mod time;
 
 pub use error::{Content, TrafficError};
+pub use time::{parse_rfc3339, push_rfc3339};

@@ -110,7 +110,7 @@ pub(crate) fn push_fraction(out: &mut Vec<u8>, fraction: u32, width: usize) {
 }
 
 /// UTC, like Go's `time.RFC3339Nano`.
-pub(crate) fn push_rfc3339(out: &mut Vec<u8>, time_ns: i64) {
+pub fn push_rfc3339(out: &mut Vec<u8>, time_ns: i64) {
     let time = CivilTime::from_ns(time_ns);
     time.push(out, b':');
     push_fraction(out, time.nanosecond, 9);
@@ -118,7 +118,7 @@ pub(crate) fn push_rfc3339(out: &mut Vec<u8>, time_ns: i64) {
 }
 
 /// Nanoseconds since 1970. None: not a time of RFC 3339, or before 1677 or after 2262.
-pub(crate) fn parse_rfc3339(text: &[u8]) -> Option<i64> {
+pub fn parse_rfc3339(text: &[u8]) -> Option<i64> {
     let (time, zone) = CivilTime::parse(text, b':')?;
     let offset_seconds = match zone {
         b"Z" => 0,
