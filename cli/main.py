@@ -26,6 +26,7 @@ from cli import (
     sessions,
     tokens,
     top,
+    traffic,
 )
 from cli.client import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
 from cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
@@ -87,6 +88,7 @@ for name, group in (
     ("rollout", rollouts),
     ("envoys", envoys),
     ("rules", rules),
+    ("traffic", traffic),
     ("config", config),
     ("token", tokens),
     ("certificates", certificates),
