@@ -117,6 +117,7 @@ mod tests {
         assert_eq!(used_database(b"USE/**/`a``b`"), Some(b"a`b".to_vec()));
         assert_eq!((used_database(b"user x"), used_database(b"use 'x'")), (None, None));
     }
+
     #[test]
     fn states_of_set_session_states_are_found() {
         let states = session_states(b"SET SESSION_STATES '{\"a\": \"it\\'s \\\\\"}'");
