@@ -35,7 +35,7 @@ use writer::Shared;
 pub(crate) struct ActiveCapture {
     config: CaptureConfig,
     shared: Arc<Shared>,
-    /// Distinguishes the connections of this process from those of all others.
+    /// Distinguishes the connections of this process in this capture from those of all others.
     process: u32,
 }
 
@@ -50,6 +50,8 @@ pub(crate) struct CaptureCounts {
     pub(crate) filtered: AtomicU64,
     pub(crate) bytes: AtomicU64,
     pub(crate) write_errors: AtomicU64,
+    /// Sessions of which nothing is captured yet, since their states were not exported.
+    pub(crate) waiting: AtomicU64,
     pub(crate) is_active: AtomicBool,
 }
 
@@ -109,10 +111,13 @@ pub(crate) fn configure(wanted: Option<CaptureConfig>) {
     }
 }
 
-/// Ends the capture if its time is over. Called periodically on Envoy's main thread.
+/// Ends the capture if its time is over, or if its files have reached their limit. Called periodically on Envoy's main thread.
 pub(crate) fn end_if_due() {
     let latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
-    if is_on() && latest.as_ref().is_some_and(|latest| SystemTime::now() >= latest.config.end()) {
+    let is_due = |latest: &Latest| {
+        SystemTime::now() >= latest.config.end() || !latest.shared.counts.is_active.load(Ordering::Relaxed)
+    };
+    if is_on() && latest.as_ref().is_some_and(is_due) {
         stop(latest.as_ref());
     }
 }
@@ -174,21 +179,28 @@ impl ActiveCapture {
         u64::from(self.process) << 32 | id & u64::from(u32::MAX)
     }
 
-    fn push(&self, command: EndedCommand) {
-        if self.shared.queue.push(command) == Pushed::Dropped {
-            self.shared.counts.dropped.fetch_add(1, Ordering::Relaxed);
+    /// Returns whether the command will be written.
+    fn push(&self, command: EndedCommand) -> bool {
+        let pushed = self.shared.queue.push(command);
+        if pushed == Pushed::Dropped {
+            self.counts().dropped.fetch_add(1, Ordering::Relaxed);
         }
+        pushed == Pushed::Accepted
+    }
+
+    fn counts(&self) -> &CaptureCounts {
+        &self.shared.counts
     }
 
     /// A command is lost, since its request was too long to be kept.
     fn count_dropped(&self) {
         self.shared.queue.add_dropped();
-        self.shared.counts.dropped.fetch_add(1, Ordering::Relaxed);
+        self.counts().dropped.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A command is left out, since it may hold a secret.
     fn count_filtered(&self) {
-        self.shared.counts.filtered.fetch_add(1, Ordering::Relaxed);
+        self.counts().filtered.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -262,7 +262,9 @@ impl OffloadedConn for ClientConn {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
         let is_held = |session: &Rc<Session>| session.migration.is_client_held() || session.is_request_waiting();
         if self.session.get().is_some_and(is_held) {
-            if self.session.get().is_some_and(|session| session.waits_for_decision()) && self.conn.has_ended() {
+            if self.session.get().is_some_and(|session| session.waits_for_decision() && !session.is_exporting_states())
+                && self.conn.has_ended()
+            {
                 return ReadStep::Close; // nothing of its statement has reached a node
             }
             // The connection is read again when the client is no longer held.

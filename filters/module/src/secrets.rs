@@ -5,7 +5,7 @@ use mysql_proto::secret::SecretBytes;
 
 /// The first words of statements that hold passwords, URLs with keys, or the text of another statement. TiDB hides parts
 /// of most of them in its own logs (pingcap/tidb v8.5.3, `SecureText` in `pkg/parser/ast`).
-const KINDS: [&[&str]; 10] = [
+const KINDS: [&[&str]; 11] = [
     &["create", "user"],
     &["alter", "user"],
     &["set", "password"],
@@ -16,6 +16,7 @@ const KINDS: [&[&str]; 10] = [
     &["import"],
     &["load"],
     &["prepare"],
+    &["traffic"],
 ];
 
 /// Words that often stand next to a secret, in lower case. They also find statements within strings and comments, and

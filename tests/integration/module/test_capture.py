@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -13,13 +14,15 @@ from typing import Any
 import pytest
 
 from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.packets import MySqlCommand, frame
-from tests.support.migration.fleet import mariadb_session, run_fleet
+from tests.support.migration.fleet import NodeSpec, mariadb_session, run_fleet
 from tests.support.migration.sql_client import AnswerClient
 from tests.support.module.bootstrap import ModuleConfig
-from tests.support.module.envoy import with_timeout
+from tests.support.module.envoy import OK_PAYLOAD, connect_logged_in, greeting_packet, with_timeout
 from tests.support.module.login_log import change_user, log_in_as
 from tests.support.module.statement_log import serve_statements
+from tests.support.module.statement_rules import RecordingNode, error_of
 from tests.support.module.switchable_envoy import SwitchableEnvoy, run_switchable
 from tests.support.small_disk import small_disk
 from tests.support.tidb_sim_clients import RawClient, error_code
@@ -35,6 +38,7 @@ from tests.support.waiting import wait_until
 
 WRITTEN, DROPPED, FILTERED = ("capture_records",), ("capture_dropped",), ("capture_filtered",)
 ACTIVE, WRITE_ERRORS = ("capture_active",), ("capture_write_errors",)
+WAITING = ("capture_sessions_waiting",)
 
 
 async def query(client: RawClient, *statements: str) -> list[int]:
@@ -133,9 +137,9 @@ async def test_change_of_user_becomes_a_reset(tmp_path: Path) -> None:
         await query(client, "select 1")
         await change_user(client, b"other", b"")
         await query(client, "select 2")
-        await end_capture(switchable, 3)
+        await end_capture(switchable, 4)
     (file,) = capture_files(tmp_path)
-    assert texts(read_records(file)) == ["InitDB shop", "Query select 1", "ResetConnect"]
+    assert texts(read_records(file)) == ["InitDB shop", "Query select 1", "ResetConnect", "Quit"]
 
 
 async def test_pipelined_commands_keep_their_order(tmp_path: Path) -> None:
@@ -153,9 +157,45 @@ async def test_pipelined_commands_keep_their_order(tmp_path: Path) -> None:
     assert commands == ["StmtPrepare", "StmtExecute", "StmtClose", "Query"]
 
 
+async def test_command_of_a_client_that_leaves_is_counted_as_lost(tmp_path: Path) -> None:
+    has_arrived = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node = RawClient(reader, writer)
+        writer.write(greeting_packet())
+        await node.read_packet()
+        writer.write(frame(2, OK_PAYLOAD))
+        while b"never ends" not in (await node.read_packet())[1]:
+            writer.write(frame(1, OK_PAYLOAD))
+        has_arrived.set()
+        await reader.read()
+
+    async with run_switchable(serve, tmp_path, capture(tmp_path)) as switchable:
+        client, _ = await log_in_as(switchable.envoy, b"app")
+        await query(client, "select 1")
+        send(client, MySqlCommand.QUERY, b"select 'never ends'")
+        await with_timeout(has_arrived.wait())
+        client.writer.transport.abort()
+        await switchable.envoy.wait_for_metrics({DROPPED: 1, WRITTEN: 2})
+        await end_capture(switchable, 2)
+    assert texts(read_all_records(tmp_path)) == ["Query select 1", "Quit"]
+
+
+async def test_capture_ends_by_its_size_and_asks_for_no_states_then(tmp_path: Path) -> None:
+    node = RecordingNode()
+    async with run_switchable(node.handler, tmp_path) as switchable:
+        old, other = [await connect_logged_in(switchable.envoy) for _ in range(2)]
+        assert error_of(await with_timeout(old.query("select 1"))) == 0
+        await switchable.apply(capture(tmp_path, max_bytes=1))
+        assert error_of(await with_timeout(other.query("select 2"))) == 0
+        await switchable.envoy.wait_for_metrics({ACTIVE: 0, WRITTEN: 1, WAITING: 0})
+        assert error_of(await with_timeout(old.query("select 3"))) == 0
+    assert b"\x03SHOW SESSION_STATES" not in node.requests
+
+
 async def test_capture_ends_by_itself(tmp_path: Path) -> None:
-    short = capture(tmp_path, until=time.time() + 2)
-    async with run_switchable(serve_statements, tmp_path, short) as switchable:
+    async with run_switchable(serve_statements, tmp_path) as switchable:
+        await switchable.apply(capture(tmp_path, until=time.time() + 2))
         client, _ = await log_in_as(switchable.envoy, b"app")
         await query(client, "select 1")
         await switchable.envoy.wait_for_metrics({WRITTEN: 1, ACTIVE: 0})
@@ -169,7 +209,7 @@ async def test_disk_that_cannot_be_written_loses_records_and_no_client_waits(tmp
     async with run_switchable(serve_statements, tmp_path, capture(blocked)) as switchable:
         client, _ = await log_in_as(switchable.envoy, b"app")
         text = "select '" + "x" * 900_000 + "'"
-        assert await query(client, *[text] * 45) == [0] * 45
+        assert await query(client, *[text] * 80) == [0] * 80
 
         async def counts(*names: tuple[str]) -> list[int]:
             metrics = await switchable.envoy.metrics()
@@ -187,11 +227,11 @@ async def test_disk_that_cannot_be_written_loses_records_and_no_client_waits(tmp
         await wait_until(has_written)
         await query(client, "select 1", "select 2")
         (dropped,) = await counts(DROPPED)
-        await end_capture(switchable, 47 - dropped)
+        await end_capture(switchable, 82 - dropped)
     (file,) = capture_files(blocked)
     marks = [line["dropped"] for line in read_results(file) if "dropped" in line]
     assert sum(marks) == dropped
-    assert len(read_records(file)) == 47 - dropped
+    assert len(read_records(file)) == 82 - dropped
 
 
 async def test_full_disk_loses_nothing_that_the_queue_can_hold(tmp_path: Path) -> None:
@@ -264,6 +304,43 @@ async def test_open_session_begins_with_its_states(tmp_path: Path, mariadb: Mari
     assert completion.payload.startswith(b"SET SESSION_STATES '")
     assert [record.payload for record in others] == list(reads)
     assert b"token" not in states.payload
+
+
+async def test_session_with_a_secret_in_its_states_is_left_out(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb) as fleet:
+        prepared, variable, other = [await fleet.connect_answer_client() for _ in range(3)]
+        secret = b"alter user u identified by 'hidden'"
+        await prepared.send_command(MySqlCommand.STMT_PREPARE, secret)
+        await variable.query(b"set @x = 'identified by hidden'")
+        await other.query(b"set @x = 'a'")
+        fleet.live_settings = capture(tmp_path)
+        fleet.drain()
+        await fleet.proxy.wait_for_metrics({ACTIVE: 1})
+        for client in (prepared, variable, other):
+            await client.query(b"select 1")
+        await fleet.proxy.wait_for_metrics({WRITTEN: 1 + 1 + 4, FILTERED: 6, WAITING: 0})
+    payloads = [record.payload for record in read_all_records(tmp_path)]
+    assert not any(b"hidden" in payload or b"hidden".hex().encode() in payload for payload in payloads)
+    assert payloads.count(b"select 1") == 1
+
+
+async def test_request_that_has_waited_for_a_limit_gets_its_own_answer(
+    tmp_path: Path, mariadb: MariaDb
+) -> None:
+    """Then it waits for the export of the session's states, and nothing ends that wait early."""
+    rule = {"name": "slow", "pattern": "slow", "limit": {"concurrent": 1, "wait": 30}}
+    settings = {"idle_timeout": 1.0, "rules": [rule]}
+    spec = NodeSpec(migration=MigrationRules(export_delay_seconds=2))
+    config = ModuleConfig(live_settings=settings)
+    async with run_fleet(tmp_path, mariadb, config=config, specs=(spec,)) as fleet:
+        one, two = [await fleet.connect_answer_client() for _ in range(2)]
+        running = asyncio.create_task(one.query(b"select sleep(1), 'slow'"))
+        waiting = asyncio.create_task(two.query(b"select 'slow', 1 union select 'slow', 2"))
+        fleet.live_settings = settings | capture(tmp_path)
+        fleet.drain()
+        await running
+        answer = await waiting
+    assert [getattr(result, "rows", result) for result in answer] == [(b"\x04slow\x011", b"\x04slow\x012")]
 
 
 async def test_session_in_a_transaction_begins_after_it(tmp_path: Path, mariadb: MariaDb) -> None:

@@ -1,20 +1,32 @@
 //! A command that is captured: while it runs, and when it has ended.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
+use migration::budget::{Budget, Reservation};
 use mysql_proto::command::Command;
 use mysql_proto::rows::{RowPiece, RowReader};
+use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
 use traffic_files::checksum::RowsChecksum;
 
 use crate::statements::Statement;
 
+/// Bytes of long commands that may run at the same time.
+const MAX_RUNNING_BYTES: usize = 128 << 20;
+
+/// Shorter commands are not counted.
+const MIN_COUNTED_BYTES: usize = 16 << 10;
+
+static RUNNING: LazyLock<Arc<Budget>> = LazyLock::new(|| Budget::new(MAX_RUNNING_BYTES));
+
 /// A command that runs, and will be captured when it has ended.
 pub(crate) struct CapturedCommand {
     command: Command,
     /// What follows the command in its message, without query attributes.
-    content: Vec<u8>,
+    content: SecretBytes,
+    /// For a long content, while the command runs. After that, the queue limits the memory.
+    reservation: Option<Reservation>,
     /// When it arrived, in nanoseconds since 1970.
     time: i64,
     since: Instant,
@@ -60,7 +72,7 @@ impl SharedNames {
 pub(super) struct EndedCommand {
     pub(super) connection: u64,
     pub(super) command: Command,
-    pub(super) content: Vec<u8>,
+    pub(super) content: SecretBytes,
     pub(super) time: i64,
     pub(super) prepared_id: Option<u32>,
     pub(super) prepared_text: Option<Arc<[u8]>>,
@@ -121,7 +133,8 @@ impl CapturedCommand {
         };
         Self {
             command,
-            content: content.to_vec(),
+            content: content.into(),
+            reservation: None,
             time,
             since,
             prepared_id: None,
@@ -132,6 +145,17 @@ impl CapturedCommand {
             has_result_set: false,
             size: ResultSize::default(),
         }
+    }
+
+    /// False: the long commands that run take too much memory together.
+    pub(super) fn reserve_memory(&mut self) -> bool {
+        if self.content.len() < MIN_COUNTED_BYTES {
+            return true;
+        }
+        let mut reservation = RUNNING.reservation();
+        let has_room = reservation.grow(self.content.len());
+        self.reservation = has_room.then_some(reservation);
+        has_room
     }
 
     /// The command names this prepared statement.

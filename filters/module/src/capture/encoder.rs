@@ -1,6 +1,6 @@
 //! Encodes commands for the files, and leaves out those that may hold secrets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use mysql_proto::command::Command;
 use sql_text::{Digest, Normalizer};
@@ -8,12 +8,15 @@ use traffic_files::record::{self, RecordRef};
 use traffic_files::result::{self, ResultRef};
 
 use super::command::EndedCommand;
-use super::secrets::Secrecy;
+use super::secrets::{Secrecy, states_have_secret};
 
 /// Statements whose digests are remembered.
 const MAX_STATEMENTS: usize = 5_000;
 /// Bytes of their texts.
 const MAX_TEXT_BYTES: usize = 4 << 20;
+
+/// What the statement begins with that restores the states of a session.
+const SET_STATES: &[u8] = b"SET SESSION_STATES '";
 
 /// The highest number of statements in one text. Longer texts are left out.
 const MAX_STATEMENTS_IN_TEXT: usize = 1_000;
@@ -58,13 +61,22 @@ pub(super) struct Encoder {
     /// By normalized text.
     known: HashMap<Box<[u8]>, Known>,
     known_bytes: usize,
+    /// Connections whose states may hold a secret. Without the states, their commands would mean something else.
+    refused: HashSet<u64>,
 }
 
 impl Encoder {
-    /// Adds a command. False: it is left out, since it may hold a secret.
+    /// Adds a command. False: it is left out, since it may hold a secret, or follows states that may.
     pub(super) fn add(&mut self, command: &EndedCommand, batch: &mut Batch) -> bool {
+        if !self.refused.is_empty() && self.is_refused(command) {
+            return false;
+        }
         let mut digest = command.statement.as_ref().map(|statement| statement.digest);
         if matches!(command.command, Command::Query | Command::Prepare) {
+            if command.content.starts_with(SET_STATES) && self.have_secret(&command.content) {
+                self.refused.insert(command.connection);
+                return false;
+            }
             let Some(found) = self.digest_unless_hidden(&command.content) else { return false };
             digest = digest.or(found);
         }
@@ -97,6 +109,13 @@ impl Encoder {
         true
     }
 
+    fn is_refused(&mut self, command: &EndedCommand) -> bool {
+        match command.command {
+            Command::Quit => self.refused.remove(&command.connection),
+            _ => self.refused.contains(&command.connection),
+        }
+    }
+
     /// The digest of the first statement, if there is one. None: a statement of the text may hold a secret.
     fn digest_unless_hidden(&mut self, text: &[u8]) -> Option<Option<Digest>> {
         let mut first = None;
@@ -109,6 +128,12 @@ impl Encoder {
             first.get_or_insert(known.digest);
         }
         statements.next().is_none().then_some(first)
+    }
+
+    /// Whether the states in this statement may hold a secret.
+    fn have_secret(&mut self, statement: &[u8]) -> bool {
+        let states = sql_text::session_states(statement);
+        states.is_none_or(|json| states_have_secret(&json, |text| self.digest_unless_hidden(text).is_none()))
     }
 
     fn identify(&mut self, text: &[u8]) -> Known {
@@ -171,6 +196,20 @@ mod tests {
             }
         }
         assert_eq!(results(&[command(Command::InitDb, b"create user")]).1, 0);
+    }
+
+    #[test]
+    fn session_whose_states_have_a_secret_is_left_out() {
+        let states = br#"SET SESSION_STATES '{"prepared-stmts": {"1": {"text": "alter user u identified by ''x''"}}}'"#;
+        let commands = [
+            command(Command::Query, states),
+            command(Command::Query, b"select 1"),
+            command(Command::Quit, b""),
+            command(Command::Query, b"SET SESSION_STATES '{}'"),
+            command(Command::Query, b"select 2"),
+        ];
+        let (lines, left_out) = results(&commands);
+        assert_eq!((lines.lines().count(), left_out), (2, 3));
     }
 
     #[test]

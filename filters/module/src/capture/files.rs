@@ -39,6 +39,8 @@ struct OpenPair {
     results: OpenFile,
     /// Before compression.
     traffic_bytes: u64,
+    /// A part of a batch is at the end of a file. Readers accept that only if the file is still open.
+    is_torn: bool,
 }
 
 struct OpenFile {
@@ -79,7 +81,7 @@ impl CaptureFiles {
     /// Nothing of the batch is in the files.
     pub(super) fn append(&mut self, batch: &Batch, filtered: u64, now: SystemTime) -> io::Result<()> {
         self.filtered = filtered;
-        if self.pair.as_ref().is_some_and(|pair| pair.traffic_bytes >= MAX_FILE_BYTES) {
+        if self.pair.as_ref().is_some_and(|pair| pair.traffic_bytes >= MAX_FILE_BYTES || pair.is_torn) {
             self.close_pair(now)?;
         }
         if self.pair.is_none() {
@@ -100,9 +102,8 @@ impl CaptureFiles {
                 Ok(())
             }
             Err(error) => {
-                // If this fails, too, readers stop at what is left of the batch, as after a crash.
-                pair.traffic.cut();
-                pair.results.cut();
+                // If this fails, too, the next pair begins, and readers stop at what is left of the batch.
+                pair.is_torn = pair.traffic.cut().and(pair.results.cut()).is_err();
                 Err(error)
             }
         }
@@ -119,21 +120,22 @@ impl CaptureFiles {
     fn open_pair(&mut self, now: SystemTime) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&self.directory)?;
         let time = self.next_name_time(now);
-        let open = |kind| OpenFile::new(&self.directory, kind, time);
-        let pair = OpenPair { traffic: open(Kind::Traffic)?, results: open(Kind::Results)?, traffic_bytes: 0 };
-        self.pair = Some(pair);
+        let traffic = OpenFile::new(&self.directory, Kind::Traffic, time)?;
+        let results = OpenFile::new(&self.directory, Kind::Results, time)
+            .inspect_err(|_| drop(fs::remove_file(&traffic.path)))?;
+        self.pair = Some(OpenPair { traffic, results, traffic_bytes: 0, is_torn: false });
         self.write_meta(now)
     }
 
     fn close_pair(&mut self, now: SystemTime) -> io::Result<()> {
         let time = self.next_name_time(now);
-        if let Some(pair) = self.pair.take() {
+        let Some(pair) = self.pair.take() else { return Ok(()) };
+        if !pair.is_torn {
             for file in [&pair.results, &pair.traffic] {
                 fs::rename(&file.path, self.directory.join(file_name(file.kind, time, false)))?;
             }
-            self.write_meta(now)?;
         }
-        Ok(())
+        self.write_meta(now)
     }
 
     /// Times in names have whole milliseconds.
@@ -172,7 +174,7 @@ impl OpenFile {
     }
 
     /// Removes what was written of an incomplete batch.
-    fn cut(&self) {
-        let _ = self.file.set_len(self.length);
+    fn cut(&self) -> io::Result<()> {
+        self.file.set_len(self.length)
     }
 }

@@ -1,5 +1,11 @@
 //! Which statements are not captured, since they may hold passwords or keys.
 
+use std::collections::HashMap;
+
+use data_encoding::{BASE64, HEXLOWER_PERMISSIVE};
+use serde::Deserialize;
+use serde_json::Value;
+
 use crate::secrets;
 
 /// Whether statements with the same normalized text may hold secrets.
@@ -9,7 +15,8 @@ pub(crate) enum Secrecy {
     Secret,
     /// Those whose text says so: it contains another statement, or sets a variable.
     ByText,
-    /// None of them, as far as TiDB is concerned. Their literals are data of the application.
+    /// Those that have the words of a statement with a secret, perhaps mistyped. All other literals are data of the
+    /// application.
     Open,
 }
 
@@ -31,8 +38,50 @@ impl Secrecy {
         match self {
             Self::Secret => true,
             Self::ByText => secrets::has_secret_word(text),
-            Self::Open => false,
+            Self::Open => has_word_of_statement(text),
         }
+    }
+}
+
+/// Whether a text has words that stand before a password, or a key of storage, in statements of TiDB.
+fn has_word_of_statement(text: &[u8]) -> bool {
+    const WORDS: [&[u8]; 3] = [b"identified", b"access-key", b"access_key"];
+    WORDS.iter().any(|word| text.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word)))
+}
+
+/// Whether exported states hold a secret: in the text of a prepared statement, or in a user variable. `json`: the states
+/// (pingcap/tidb `pkg/sessionctx/sessionstates/session_states.go`). Those that cannot be read may hold one.
+pub(super) fn states_have_secret(json: &[u8], mut secrecy_of: impl FnMut(&[u8]) -> bool) -> bool {
+    let Ok(states) = serde_json::from_slice::<States>(json) else { return true };
+    let has_secret = |text: &str| {
+        let decoded = [HEXLOWER_PERMISSIVE.decode(text.as_bytes()), BASE64.decode(text.as_bytes())];
+        secrets::has_secret_word(text.as_bytes())
+            || decoded.iter().flatten().any(|bytes| secrets::has_secret_word(bytes))
+    };
+    states.prepared_statements.values().any(|prepared| secrecy_of(prepared.text.as_bytes()))
+        || states.user_variables.values().any(|value| any_text(value, &has_secret))
+}
+
+#[derive(Deserialize)]
+struct States {
+    #[serde(rename = "prepared-stmts", default)]
+    prepared_statements: HashMap<String, PreparedState>,
+    #[serde(rename = "user-var-values", default)]
+    user_variables: HashMap<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct PreparedState {
+    #[serde(default)]
+    text: String,
+}
+
+fn any_text(value: &Value, is_found: &impl Fn(&str) -> bool) -> bool {
+    match value {
+        Value::String(text) => is_found(text),
+        Value::Array(values) => values.iter().any(|value| any_text(value, is_found)),
+        Value::Object(values) => values.values().any(|value| any_text(value, is_found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
     }
 }
 
@@ -61,6 +110,9 @@ mod tests {
             "set @a = 'alter user u IDENTIFIED BY ''x'''",
             "set global tidb_cloud_storage_uri = 's3://b/p?access-key=K'",
             "explain import into t from 's3://b/p?access-key=K'",
+            "traffic replay from 's3://b/p' user='u' password='x'",
+            "creat user u identified by 'x'",
+            "insert into t values ('s3://b/p?Access-Key=K')",
         ] {
             assert!(is_hidden(text), "{text}");
         }
@@ -76,6 +128,27 @@ mod tests {
             "create table t (a int)",
         ] {
             assert!(!is_hidden(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn secrets_in_states_are_found() {
+        let is_secret = |text: &[u8]| text.starts_with(b"alter user");
+        for (states, expected) in [
+            (
+                r#"{"sys-vars": {"block_encryption_mode": "aes"}, "user-var-values": {"a": {"k": 5, "b": "a2VwdA=="}}}"#,
+                false,
+            ),
+            (r#"{"prepared-stmts": {"1": {"text": "select ?", "types": null}}}"#, false),
+            (r#"{"prepared-stmts": {"1": {"text": "alter user u"}}}"#, true),
+            // "identified by 'x'"
+            (r#"{"user-var-values": {"a": {"k": 5, "b": "aWRlbnRpZmllZCBieSAneCc="}}}"#, true),
+            (r#"{"user-var-values": {"a": "6964656e746966696564206279202778 27"}}"#, false),
+            (r#"{"user-var-values": {"a": "6964656e74696669656420627920277827"}}"#, true),
+            (r#"{"user-var-values": {"a": ["Password"]}}"#, true),
+            (r#"{"user-var-values": 7}"#, true),
+        ] {
+            assert_eq!(states_have_secret(states.as_bytes(), is_secret), expected, "{states}");
         }
     }
 }

@@ -1,10 +1,12 @@
 //! What is captured of one session.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime};
 
 use mysql_proto::command::Command;
 use mysql_proto::packet::{HEADER, Header, MAX_PAYLOAD};
+use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::CommandOutcome;
 
 use super::ActiveCapture;
@@ -26,21 +28,18 @@ pub(crate) struct SessionCapture {
 }
 
 impl SessionCapture {
-    /// The session has run nothing yet, and has selected a database, or none. `id`: of the client's connection to this
-    /// Envoy.
-    pub(crate) fn of_new_session(active: Arc<ActiveCapture>, id: u64, names: &SessionNames<'_>) -> Self {
-        let mut capture = Self::of_running_session(active, id);
-        capture.has_begun = true;
-        if !names.database.is_empty() {
-            capture.add_command(Command::InitDb, names.database, names);
-        }
-        capture
+    /// `id`: of the client's connection to this Envoy. `last_time`: of its last command in this capture; 0: there is none.
+    pub(crate) fn new(active: Arc<ActiveCapture>, id: u64, last_time: i64) -> Self {
+        let connection = active.connection(id);
+        active.counts().waiting.fetch_add(1, Ordering::Relaxed);
+        Self { active, connection, last_time, has_begun: false, names: Arc::default(), has_quit: false }
     }
 
-    /// The session has a state, which is to be passed to [`Self::begin_with_states`].
-    pub(crate) fn of_running_session(active: Arc<ActiveCapture>, id: u64) -> Self {
-        let connection = active.connection(id);
-        Self { active, connection, last_time: 0, has_begun: false, names: Arc::default(), has_quit: false }
+    /// The session has run nothing yet: its only state is the database.
+    pub(crate) fn begin(&mut self, names: &SessionNames<'_>) {
+        if names.database.is_empty() || self.add_command(Command::InitDb, names.database, names) {
+            self.set_begun();
+        }
     }
 
     /// Whether the session's state is in the files, so that its commands follow.
@@ -48,24 +47,37 @@ impl SessionCapture {
         self.has_begun
     }
 
-    /// `packets`: the statements that restore the states of the session.
+    pub(crate) fn last_time(&self) -> i64 {
+        self.last_time
+    }
+
+    /// `packets`: the statements that restore the states of the session. If there is no room for all of them, the session
+    /// has not begun.
     pub(crate) fn begin_with_states(&mut self, packets: &[u8], names: &SessionNames<'_>) {
-        self.has_begun = true;
         let mut rest = packets;
-        let mut payload = Vec::new();
+        let mut payload = SecretBytes::default();
         while let Some(header) = Header::parse(rest) {
             let (packet, behind) = rest.split_at(rest.len().min(HEADER + header.length));
             payload.extend_from_slice(&packet[HEADER..]);
             rest = behind;
             if header.length < MAX_PAYLOAD {
                 let query = std::mem::take(&mut payload);
-                self.add_command(Command::Query, query.get(1..).unwrap_or_default(), names);
+                if !self.add_command(Command::Query, query.get(1..).unwrap_or_default(), names) {
+                    return;
+                }
             }
         }
+        self.set_begun();
     }
 
-    /// A command has arrived. None: it is not captured. `content`: what follows the command. `is_hidden`: it may hold a secret.
-    pub(crate) fn begin(
+    fn set_begun(&mut self) {
+        self.has_begun = true;
+        self.active.counts().waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A command has arrived. None: it is not captured. `content`: what follows the command. `is_hidden`: it may hold a
+    /// secret.
+    pub(crate) fn start(
         &mut self,
         command: Command,
         content: &[u8],
@@ -81,6 +93,10 @@ impl SessionCapture {
         }
         self.has_quit |= command == Command::Quit;
         let mut captured = CapturedCommand::new(command, content, self.next_time(), since);
+        if !captured.reserve_memory() {
+            self.active.count_dropped();
+            return None;
+        }
         let names_statement = matches!(
             command,
             Command::Execute
@@ -100,12 +116,12 @@ impl SessionCapture {
         self.active.count_dropped();
     }
 
-    /// The command has ended.
-    pub(crate) fn end(&mut self, ended: CapturedCommand, outcome: CommandOutcome, names: &SessionNames<'_>) {
+    /// The command has ended. Returns whether it will be written.
+    pub(crate) fn end(&mut self, ended: CapturedCommand, outcome: CommandOutcome, names: &SessionNames<'_>) -> bool {
         if self.names.as_names() != *names {
             self.names = SharedNames::new(names);
         }
-        self.active.push(ended.end(self.connection, outcome, Arc::clone(&self.names)));
+        self.active.push(ended.end(self.connection, outcome, Arc::clone(&self.names)))
     }
 
     /// The client's connection has ended, perhaps without COM_QUIT.
@@ -115,16 +131,24 @@ impl SessionCapture {
         }
     }
 
-    /// Adds a command that the client has not sent, or that has no response.
-    fn add_command(&mut self, command: Command, content: &[u8], names: &SessionNames<'_>) {
+    /// Adds a command that the client has not sent. Returns whether it will be written.
+    fn add_command(&mut self, command: Command, content: &[u8], names: &SessionNames<'_>) -> bool {
         let added = CapturedCommand::new(command, content, self.next_time(), Instant::now());
-        self.end(added, CommandOutcome::Silent, names);
+        self.end(added, CommandOutcome::Silent, names)
     }
 
     fn next_time(&mut self) -> i64 {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.last_time = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX).max(self.last_time + 1);
         self.last_time
+    }
+}
+
+impl Drop for SessionCapture {
+    fn drop(&mut self) {
+        if !self.has_begun {
+            self.active.counts().waiting.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -34,7 +34,11 @@ impl Session {
     pub(super) fn leave_node(&self) {
         self.cancel_probes();
         self.abandon_migration();
-        self.with_traffic(|traffic| traffic.commands.statements.forget()); // their places under limits are free
+        let node = self.node_name();
+        self.with_traffic(|traffic| {
+            traffic.commands.statements.end_capture(&node);
+            traffic.commands.statements.forget(); // their places under limits are free
+        });
         self.release_node();
     }
 
@@ -204,8 +208,6 @@ impl Session {
         }
         // Dropped when its cell is no longer borrowed.
         let _login = self.login.take();
-        let node = self.node_name();
-        self.with_traffic(|traffic| traffic.commands.statements.on_disconnected(&node));
         self.leave_node();
         self.release_slots();
         self.report_bytes();

@@ -343,7 +343,11 @@ impl Session {
                 return;
             }
         }
-        self.rearm_client();
+        if self.take_interrupted_export() {
+            self.decide_again(); // reads from the client again
+        } else {
+            self.rearm_client();
+        }
     }
 
     /// The target of the failover is draining, too. Tries another target.
@@ -372,12 +376,9 @@ impl Session {
             upstream.conn().discard_unsent();
         }
         self.migration.request_migration();
-        let has_export = self.take_state_export();
+        self.interrupt_state_export();
         let has_started = self.start_migration(Some(snapshot)) == StartResult::Started;
         if has_started {
-            if has_export {
-                self.decide_again(); // the new node gets the request that waits
-            }
             migration_scheduler::start_failover();
         }
         has_started

@@ -106,6 +106,10 @@ impl Session {
         let expects_command = traffic.tracker.expects_command();
         let holds_changes_of_user = rules::must_enforce();
         let interest = |start: RequestStart<'_>| match Command::from(start.command) {
+            Command::SendLongData if statements.is_capturing() => {
+                statements.on_request_start(start);
+                Interest::Observe
+            }
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
             Command::ChangeUser if holds_changes_of_user => identity::interest(start),
             _ if self.needs_states_before(start, traffic) => Interest::Hold,
@@ -172,7 +176,8 @@ impl Session {
                 Decision::Pass => self.decide_kill(request),
                 decision => decision,
             },
-            _ => self.judge(request),
+            Some(Command::Prepare | Command::Execute | Command::BulkExecute) => self.judge(request),
+            _ => Decision::Pass, // it was held for the session's states
         }
     }
 
@@ -234,9 +239,9 @@ impl Session {
         self.requests.hold.set(HoldState::UntilDecision);
     }
 
-    /// Decides again about the request that waits.
+    /// Decides again about the request that waits, unless it waits for an export, whose end comes first.
     pub(super) fn decide_again(&self) {
-        if self.requests.hold.get() == HoldState::UntilDecision {
+        if self.requests.hold.get() == HoldState::UntilDecision && !self.is_exporting_states() {
             self.resume_request();
         }
     }

@@ -16,8 +16,10 @@ use super::traffic::Traffic;
 use crate::node::SessionState;
 use crate::{clock, states_memory};
 
-/// Time until the export is tried again that the node has refused, or that gave nothing that can be restored.
-const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// Time until an export is tried again that the node has refused, or that gave nothing that can be restored. It doubles
+/// with each attempt.
+const FIRST_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+const LONGEST_RETRY_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The export of one session.
 #[derive(Default)]
@@ -26,6 +28,10 @@ pub(super) struct SessionExport {
     running: RefCell<Option<RunningExport>>,
     /// Before this time, no export is tried.
     retry_at: Cell<Duration>,
+    /// Zero: no export has failed.
+    retry_interval: Cell<Duration>,
+    /// The node has failed during an export.
+    is_interrupted: Cell<bool>,
 }
 
 struct RunningExport {
@@ -60,6 +66,9 @@ impl Session {
         let (true, true, Some(upstream)) = (needs_states, self.may_export_states(), self.upstream()) else {
             return false;
         };
+        if !upstream.conn().is_quiescent() || upstream.conn().has_unread() {
+            return false; // what is unread would be taken for the states
+        }
         let deprecate_eof = self.with_traffic(|traffic| traffic.capabilities.has(Capabilities::DEPRECATE_EOF));
         let answer = StateExport::new(deprecate_eof.unwrap_or_default(), states_memory::limits());
         self.export.running.replace(Some(RunningExport { answer, is_undoing: false }));
@@ -109,13 +118,22 @@ impl Session {
         }
     }
 
-    /// The node has failed, so the export ends. Returns whether one ran, so that a request waits for it.
-    pub(super) fn take_state_export(&self) -> bool {
-        self.export.running.take().is_some()
+    /// The node has failed, so the export ends. If the session fails over, its request goes to the other node.
+    pub(super) fn interrupt_state_export(&self) {
+        if self.export.running.take().is_some() {
+            self.export.is_interrupted.set(true);
+        }
+    }
+
+    /// The session has arrived at another node. Returns whether a request waits that an interrupted export has held.
+    pub(super) fn take_interrupted_export(&self) -> bool {
+        self.export.is_interrupted.take()
     }
 
     fn delay_next_export(&self) {
-        self.export.retry_at.set(clock::now() + RETRY_INTERVAL);
+        let interval = (2 * self.export.retry_interval.get()).clamp(FIRST_RETRY_INTERVAL, LONGEST_RETRY_INTERVAL);
+        self.export.retry_interval.set(interval);
+        self.export.retry_at.set(clock::now() + interval);
     }
 
     fn undo_export(self: &Rc<Self>, summary: &mut StateSummary) {

@@ -103,6 +103,7 @@ impl Traffic {
     ) -> T {
         let result = step(&mut self.tracker, &mut self.commands.recorder(&assigned.node, collector));
         if self.tracker.state() == TrackerState::Opaque {
+            self.commands.statements.end_capture(&assigned.node.shared.name);
             self.commands.statements.forget(); // the ends of the commands will not be seen
         }
         self.count_at(assigned);

@@ -26,7 +26,7 @@ use crate::capture::{SessionCapture, is_captured};
 use crate::node::SharedNode;
 use crate::statement_log::{self, SentText, StatementRecord};
 use captured::RequestStatement;
-use running::{CommandCapture, Content, KeptText, Run, RunningCommand};
+use running::{CaptureState, Content, KeptText, Run, RunningCommand};
 
 /// Executions of other prepared statements count as unknown statements, and rules refuse them.
 const MAX_PREPARED: usize = 65_536;
@@ -187,7 +187,7 @@ impl SessionStatements {
             return;
         }
         let is_awaited = self.capture.as_ref().is_some_and(|capture| capture.has_begun()) && is_captured(command);
-        let capture = if is_awaited { CommandCapture::Awaited } else { CommandCapture::No };
+        let capture = if is_awaited { CaptureState::Awaited } else { CaptureState::No };
         let (permit, must_log) = (None, false);
         self.commands.push_back(RunningCommand {
             command,
@@ -458,7 +458,12 @@ impl SessionStatements {
 fn names_statement(command: Command) -> bool {
     matches!(
         command,
-        Command::Execute | Command::SendLongData | Command::CloseStatement | Command::ResetStatement | Command::Fetch
+        Command::Execute
+            | Command::BulkExecute
+            | Command::SendLongData
+            | Command::CloseStatement
+            | Command::ResetStatement
+            | Command::Fetch
     )
 }
 

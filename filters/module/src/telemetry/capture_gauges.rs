@@ -16,6 +16,7 @@ pub(super) struct CaptureGauges {
     filtered: Gauge,
     bytes: Gauge,
     write_errors: Gauge,
+    waiting: Gauge,
 }
 
 impl CaptureGauges {
@@ -28,6 +29,7 @@ impl CaptureGauges {
             filtered: metrics.gauge("capture_filtered", &[])?,
             bytes: metrics.gauge("capture_bytes", &[])?,
             write_errors: metrics.gauge("capture_write_errors", &[])?,
+            waiting: metrics.gauge("capture_sessions_waiting", &[])?,
         })
     }
 
@@ -42,6 +44,7 @@ impl CaptureGauges {
                 (self.filtered, &counts.filtered),
                 (self.bytes, &counts.bytes),
                 (self.write_errors, &counts.write_errors),
+                (self.waiting, &counts.waiting),
             ] {
                 metrics.put(gauge, &[], count.load(Ordering::Relaxed));
             }

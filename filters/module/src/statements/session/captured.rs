@@ -6,12 +6,13 @@ use std::time::Instant;
 
 use mysql_proto::command::Command;
 use mysql_proto::query::text_range;
+use mysql_proto::request_reader::{MAX_OBSERVED_BYTES, RequestStart};
 use mysql_proto::tracker::CommandOutcome;
 
 use super::super::collector::PreparedStatement;
 use super::super::rows::Statement;
 use super::SessionStatements;
-use super::running::{CommandCapture, RunningCommand};
+use super::running::{CaptureState, RunningCommand};
 use crate::capture::{self, SessionCapture, SessionNames};
 
 /// The statement of a request.
@@ -28,19 +29,36 @@ impl SessionStatements {
         self.capture_generation != capture::generation()
     }
 
-    /// Joins or leaves the capture, if one has begun or ended. Executions must be observed.
+    /// Joins or leaves the capture, if one has begun or ended, or the user has changed. Executions must be observed.
     pub(crate) fn follow_capture(&mut self, group: &str, node: &str) {
-        self.capture_generation = capture::generation();
         let Some(client) = &self.client else { return };
+        self.capture_generation = capture::generation();
         let active = capture::current().filter(|active| active.wants(&client.user, group));
         let (id, names) = (client.connection.id, SessionNames { user: &client.user, database: &self.database, node });
-        self.capture = active.map(|active| {
-            Box::new(if self.has_run {
-                SessionCapture::of_running_session(active, id)
-            } else {
-                SessionCapture::of_new_session(active, id, &names)
-            })
-        });
+        let before = self.capture.take();
+        for command in &mut self.commands {
+            command.capture = CaptureState::No; // it belongs to another capture, or precedes the states
+        }
+        self.capture = match (active, before) {
+            (Some(active), before) => {
+                let last_time = before.map_or(0, |before| before.last_time());
+                let mut capture = SessionCapture::new(active, id, last_time);
+                if !self.has_run {
+                    capture.begin(&names);
+                }
+                Some(Box::new(capture))
+            }
+            (None, Some(mut before)) => {
+                before.quit(&names);
+                None
+            }
+            (None, None) => None,
+        };
+    }
+
+    /// Whether the session takes part in a capture.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capture.is_some()
     }
 
     /// Whether the session cannot be captured before [`Self::begin_capture`].
@@ -56,12 +74,24 @@ impl SessionStatements {
         }
     }
 
-    /// The client's connection has ended.
-    pub(crate) fn on_disconnected(&mut self, node: &str) {
-        if let (Some(capture), Some(client)) = (&mut self.capture, &self.client) {
+    /// The session has lost its node, or cannot be followed any more.
+    pub(crate) fn end_capture(&mut self, node: &str) {
+        if let (Some(mut capture), Some(client)) = (self.capture.take(), &self.client) {
+            let is_unfinished = |command: &&RunningCommand| !matches!(command.capture, CaptureState::No);
+            self.commands.iter().filter(is_unfinished).for_each(|_| capture.on_lost_command());
             capture.quit(&SessionNames { user: &client.user, database: &self.database, node });
         }
-        self.capture = None;
+    }
+
+    /// A request has begun.
+    pub(crate) fn on_request_start(&self, start: RequestStart<'_>) {
+        // The reader does not show it, and it has no end that could be seen.
+        if start.length > MAX_OBSERVED_BYTES
+            && Command::from(start.command) == Command::SendLongData
+            && let Some(capture) = self.capture.as_ref().filter(|capture| capture.has_begun())
+        {
+            capture.on_lost_command();
+        }
     }
 
     /// Captures the newest command, which is complete.
@@ -84,15 +114,15 @@ impl SessionStatements {
         let since = newest.as_ref().and_then(|newest| newest.since).unwrap_or_else(Instant::now);
         // The writer looks at all other texts.
         let is_hidden = about.prepared.as_ref().is_some_and(|prepared| prepared.known.secrecy.hides(&prepared.text));
-        let captured = capture.begin(command, content, since, is_hidden);
+        let captured = capture.start(command, content, since, is_hidden);
         let Some(mut captured) = captured else {
-            newest.into_iter().for_each(|newest| newest.capture = CommandCapture::No);
+            newest.into_iter().for_each(|newest| newest.capture = CaptureState::No);
             return;
         };
         let executed = about.prepared.filter(|_| command == Command::Execute);
         captured.set_statement(about.statement.map(Arc::clone), executed.map(|prepared| Arc::clone(&prepared.text)));
         match newest {
-            Some(newest) => newest.capture = CommandCapture::Yes(captured),
+            Some(newest) => newest.capture = CaptureState::Yes(captured),
             None => {
                 // It has no response, and has ended already.
                 let Some(client) = &self.client else { return };
@@ -105,7 +135,7 @@ impl SessionStatements {
     /// Whether [`Self::on_row_bytes`] is to be called.
     pub(crate) fn wants_rows(&self) -> bool {
         self.capture.is_some()
-            && self.commands.front().is_some_and(|oldest| matches!(oldest.capture, CommandCapture::Yes(_)))
+            && self.commands.front().is_some_and(|oldest| matches!(oldest.capture, CaptureState::Yes(_)))
     }
 
     /// Bytes of rows of the oldest command.
@@ -116,15 +146,15 @@ impl SessionStatements {
     }
 
     /// A command has ended.
-    pub(super) fn end_captured(&mut self, command: CommandCapture, outcome: CommandOutcome, node: &str) {
+    pub(super) fn end_captured(&mut self, command: CaptureState, outcome: CommandOutcome, node: &str) {
         let (Some(capture), Some(client)) = (&mut self.capture, &self.client) else { return };
         match command {
-            CommandCapture::Yes(captured) => {
+            CaptureState::Yes(captured) => {
                 let names = SessionNames { user: &client.user, database: &self.database, node };
                 capture.end(*captured, outcome, &names);
             }
-            CommandCapture::Awaited if outcome != CommandOutcome::Silent => capture.on_lost_command(),
-            CommandCapture::Awaited | CommandCapture::No => {}
+            CaptureState::Awaited if outcome != CommandOutcome::Silent => capture.on_lost_command(),
+            CaptureState::Awaited | CaptureState::No => {}
         }
     }
 }

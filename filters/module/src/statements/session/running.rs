@@ -27,12 +27,12 @@ pub(super) struct RunningCommand {
     pub(super) permit: Option<Permit>,
     /// A rule wants the command in the log.
     pub(super) must_log: bool,
-    pub(super) capture: CommandCapture,
+    pub(super) capture: CaptureState,
 }
 
 /// Whether a command is captured.
 #[derive(Debug, Default)]
-pub(super) enum CommandCapture {
+pub(super) enum CaptureState {
     #[default]
     No,
     /// It is to be captured as soon as its request is complete.
@@ -43,7 +43,7 @@ pub(super) enum CommandCapture {
 impl RunningCommand {
     /// None: the command is not captured.
     pub(super) fn captured(&mut self) -> Option<&mut CapturedCommand> {
-        if let CommandCapture::Yes(captured) = &mut self.capture { Some(captured) } else { None }
+        if let CaptureState::Yes(captured) = &mut self.capture { Some(captured) } else { None }
     }
 
     /// Whether this entry is enough for another such command.

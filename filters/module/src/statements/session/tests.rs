@@ -282,3 +282,14 @@ fn open_transaction_is_known_from_results() {
         assert_eq!(session.statements.is_in_transaction, expected);
     }
 }
+
+#[test]
+fn bulk_execution_counts_for_its_statement() {
+    let mut session = Session::new();
+    session.send(Command::Prepare as u8, b"insert into t values (?)");
+    session.answer(&[b"\0\x01\0\0\0\0\0\0\0\0\0\0"]);
+    session.send(Command::BulkExecute as u8, b"\x01\0\0\0\0\0");
+    session.answer(&[OK]);
+    let texts: Vec<_> = session.seen().into_iter().map(|seen| seen.0).collect();
+    assert_eq!(texts, ["insert into `t` values ( ? )"]);
+}
