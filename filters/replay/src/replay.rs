@@ -262,7 +262,7 @@ impl Dispatcher<'_, '_, '_> {
             return Ok(());
         }
         let sent = self.sessions.send(Work { statement, sequence, task });
-        sent.map_err(|error| format!("cannot start another session: {error}"))
+        sent.map_err(|error| format!("cannot start another session: {error}; a lower --max-connections may help"))
     }
 
     fn report(&self, sequence: u64, key: RecordKey, event: Event) {
