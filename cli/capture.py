@@ -13,7 +13,7 @@ from cli.output import format_count, format_time, print_note, print_result, sani
 app = typer.Typer(no_args_is_help=True)
 
 _PATH = "/v1/traffic/capture"
-_COUNTS = ("records", "dropped", "filtered", "bytes", "write_errors")
+_COUNTS = ("records", "dropped", "filtered", "bytes", "write_errors", "sessions_waiting")
 
 
 @app.callback()

@@ -61,7 +61,7 @@ class EnvoyCaptureDetails(ResponseModel):
     )
     dropped: int | None = attribute(
         "counts.dropped",
-        "Records that are missing, because the disk was slow or full.",
+        "Records that are missing, because the disk was slow or full, or a request was too long.",
         default=None,
     )
     filtered: int | None = attribute(
@@ -69,6 +69,11 @@ class EnvoyCaptureDetails(ResponseModel):
     )
     bytes: int | None = attribute("counts.bytes", "Bytes of its files.", default=None)
     write_errors: int | None = attribute("counts.write_errors", "Failed attempts to write.", default=None)
+    sessions_waiting: int | None = attribute(
+        "counts.waiting",
+        "Open sessions of which nothing is captured yet, because their nodes have not exported their states.",
+        default=None,
+    )
     problem: OptionalText = Field(description="Why it cannot capture; null: it can.")
 
 

@@ -113,9 +113,15 @@ def _capture_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
     active = GaugeMetricFamily(
         "tidevoy_capture_active", "1 while the Envoy captures traffic.", labels=["envoy"]
     )
+    waiting = GaugeMetricFamily(
+        "tidevoy_capture_sessions_waiting",
+        "Open sessions of which nothing is captured yet, because their nodes have not exported their states.",
+        labels=["envoy"],
+    )
     for envoy, counts in captures:
         active.add_metric([envoy], counts.is_active)
-    yield active
+        waiting.add_metric([envoy], counts.waiting)
+    yield from (active, waiting)
     for name, documentation in _CAPTURE_COUNTS.items():
         # The counts begin at zero with each capture, which Prometheus takes for a restart.
         family = CounterMetricFamily(f"tidevoy_capture_{name}", documentation, labels=["envoy"])

@@ -42,6 +42,7 @@ class CaptureCounts:
     filtered: int = 0  # statements that were left out, because they hold secrets
     bytes: int = 0  # written to files
     write_errors: int = 0
+    waiting: int = 0  # sessions that are not captured yet, because their states were not exported
 
 
 CAPTURE_COUNTS = ("records", "dropped", "filtered", "bytes", "write_errors")

@@ -67,6 +67,7 @@ _LIMIT_FIELDS = {
 _CAPTURE_FIELDS = {
     "capture_until": "until_ms",
     "capture_active": "is_active",
+    "capture_sessions_waiting": "waiting",
     **{f"capture_{name}": name for name in CAPTURE_COUNTS},
 }
 _RECENT_WINDOW_SECONDS = 60.0  # "recent" values cover the last one to two windows

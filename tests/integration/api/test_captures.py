@@ -96,7 +96,7 @@ async def test_capture_is_published_reported_and_stopped(server: ApiServer) -> N
         }
         assert published_capture(two) is None
         async with open_metrics_stream(port) as stream:
-            await report(stream, "one", until, active=1, records=7, dropped=2, bytes=900)
+            await report(stream, "one", until, active=1, records=7, dropped=2, bytes=900, sessions_waiting=3)
             await wait_until_reported(server)
         running = await status(server)
         assert (running["state"], running["directory"]) == ("running", "/var/lib/captures/c1")
@@ -109,6 +109,7 @@ async def test_capture_is_published_reported_and_stopped(server: ApiServer) -> N
                 "filtered": 0,
                 "bytes": 900,
                 "write_errors": 0,
+                "sessions_waiting": 3,
                 "problem": None,
             }
         ]

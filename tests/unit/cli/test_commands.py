@@ -66,11 +66,11 @@ ANSWERS: dict[str, Any] = yaml.safe_load("""
   directory: /captures/c1
   envoys:
     - {envoy: e1, active: true, records: 7, dropped: 2, filtered: 1, bytes: 900, write_errors: 0,
-       problem: null}
+       sessions_waiting: 3, problem: null}
     - {envoy: e2, active: false, records: 7, dropped: 0, filtered: 0, bytes: 9, write_errors: 1,
-       problem: null}
+       sessions_waiting: 0, problem: null}
     - {envoy: e3, active: false, records: null, dropped: null, filtered: null, bytes: null,
-       write_errors: null, problem: it has no module}
+       write_errors: null, sessions_waiting: null, problem: it has no module}
 /v1/rollouts: {rollouts: [&rollout
   {id: r/1, phase: done, reason: '', created_by: anna, created_at: *at, steps: [],
    spec: {action: manual, selector: all, version: ''}}]}
@@ -170,10 +170,10 @@ CAPTURE_ROWS = [
     "users  a, b",
     "groups  all",
     "directory  /captures/c1",
-    "ENVOY  STATE  RECORDS  DROPPED  FILTERED  BYTES  WRITE ERRORS",
-    "e1  active  7  2  1  900  0",
-    "e2  ended  7  0  0  9  1",
-    "e3  not reported  -  -  -  -  -",
+    "ENVOY  STATE  RECORDS  DROPPED  FILTERED  BYTES  WRITE ERRORS  SESSIONS WAITING",
+    "e1  active  7  2  1  900  0  3",
+    "e2  ended  7  0  0  9  1  0",
+    "e3  not reported  -  -  -  -  -  -",
 ]
 CAPTURE_NOTES = ["e1: 2 records are missing in its files", "e3 does not capture: it has no module"]
 LIMIT_ROWS = [

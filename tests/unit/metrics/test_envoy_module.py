@@ -97,7 +97,9 @@ def test_log_is_exported_if_it_is_on(log: str) -> None:
 def test_capture_is_exported_once_there_was_one() -> None:
     counts = {"active": 1, "records": 9, "dropped": 2, "filtered": 1, "bytes": 700, "write_errors": 3}
     gauges = [metric_family(f"tidevoy.capture_{name}", value, gauge=True) for name, value in counts.items()]
+    gauges.append(metric_family("tidevoy.capture_sessions_waiting", 5, gauge=True))
     registry = registry_of(report("one", *gauges), report("two"))
+    assert registry.get_sample_value("tidevoy_capture_sessions_waiting", {"envoy": "one"}) == 5
     for name, value in counts.items():
         series = f"tidevoy_capture_{name}" + ("" if name == "active" else "_total")
         assert registry.get_sample_value(series, {"envoy": "one"}) == value

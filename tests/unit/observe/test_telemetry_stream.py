@@ -107,8 +107,8 @@ def test_counts_of_a_capture_begin_again_with_the_next_one() -> None:
     assert flush(stream, *gauges(active=0, records=8)).capture == CaptureCounts(5000, False, 8, 3, 2, 900, 1)
     # The end of a flush of the capture before does not count for the next one.
     assert flush(stream, *gauges(until=6000)).capture == CaptureCounts(6000)
-    report = flush(stream, *gauges(records=1, active=1, until=6000, lost=4))
-    assert (report.capture, report.dropped_series) == (CaptureCounts(6000, True, records=1), 0)
+    report = flush(stream, *gauges(records=1, active=1, until=6000, lost=4, sessions_waiting=2))
+    assert (report.capture, report.dropped_series) == (CaptureCounts(6000, True, records=1, waiting=2), 0)
 
 
 def test_hits_of_rules_are_reported() -> None:
