@@ -33,6 +33,7 @@ from controlplane.errors import (
     UnknownRollout,
     UnknownRule,
     UnknownSession,
+    UnknownVerification,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -53,6 +54,7 @@ class ProblemKind(Enum):
     UNKNOWN_RULE = (404, "No rule has that name")
     RULE_EXISTS = (409, "A rule has that name already")
     UNKNOWN_ROLLOUT = (404, "No rollout has that id")
+    UNKNOWN_VERIFICATION = (404, "The rollout has no comparison of that node")
     ROLLOUT_PRECONDITION_FAILED = (409, "The rollout cannot be started or continued in the current state")
     UNAUTHENTICATED = (401, "The caller is not authenticated")
     FORBIDDEN = (403, "The caller is not authorized for this operation")
@@ -164,6 +166,7 @@ _KIND_BY_ERROR: Mapping[type[TidevoyError], ProblemKind] = {
     AmbiguousSession: ProblemKind.AMBIGUOUS_SESSION,
     EnvoyConnected: ProblemKind.ENVOY_CONNECTED,
     UnknownRollout: ProblemKind.UNKNOWN_ROLLOUT,
+    UnknownVerification: ProblemKind.UNKNOWN_VERIFICATION,
     UnknownRule: ProblemKind.UNKNOWN_RULE,
     RuleExists: ProblemKind.RULE_EXISTS,
     RuleEngineUnavailable: ProblemKind.UNAVAILABLE,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,12 +20,12 @@ from cli.comparison_tables import (
 )
 from cli.errors import CliError
 from cli.options import AsJson
-from cli.output import print_note, print_result, sanitize, show_json, show_table
+from cli.output import format_time, print_note, print_result, sanitize, show_json, show_table
 from cli.replay_program import run_replay_program
-from controlplane.model.comparison import Comparison, Finding
+from controlplane.model.comparison import DEFAULT_MAX_RATIO, Comparison, Finding, FindingKind
 from controlplane.verification.comparison_file import parse_comparison
 from controlplane.verification.replay_program import compare_arguments
-from controlplane.verification.verdict import DEFAULT_MAX_RATIO, judge
+from controlplane.verification.verdict import judge
 
 _DEFAULT_ROWS = 30
 
@@ -75,6 +75,27 @@ def compare(
         raise typer.Exit(1)
 
 
+def show_verification(answer: Mapping[str, Any], html: Path | None, *, as_json: bool) -> bool:
+    """Show the answer of a verification's REST call, and return whether the node has passed."""
+    comparison = parse_comparison(json.dumps(answer))
+    findings = [
+        Finding(FindingKind(each["kind"]), each["digest"], each["message"], each["is_blocking"])
+        for each in answer["findings"]
+    ]
+    if html is not None:
+        title = f"{answer['baseline']} (old) and {answer['node']} (new)"
+        write_page(html, title, comparison, findings, answer["max_ratio"], answer["digest_count"])
+    if as_json:
+        show_json(answer)
+    else:
+        nodes = f"{answer['node']} compared with {answer['baseline']}"
+        time = format_time(answer["at"])
+        print_result(sanitize(f"{nodes}, on reads of the capture {answer['capture']}, {time}"))
+        print_result("")
+        show_comparison(comparison, findings)
+    return bool(answer["has_passed"])
+
+
 def show_comparison(comparison: Comparison, findings: Sequence[Finding], limit: int = _DEFAULT_ROWS) -> None:
     """Print the tables of a comparison, and the verdict."""
     if errors := error_rows(comparison):
@@ -90,13 +111,18 @@ def show_comparison(comparison: Comparison, findings: Sequence[Finding], limit: 
 
 
 def write_page(
-    path: Path, title: str, comparison: Comparison, findings: Sequence[Finding], max_ratio: float
+    path: Path,
+    title: str,
+    comparison: Comparison,
+    findings: Sequence[Finding],
+    max_ratio: float,
+    digest_count: int = 0,
 ) -> None:
     """Write a comparison as a page that needs no other file. Raises CliError."""
     from api.console.comparison_charts import comparison_values
     from api.console.pages import render_file
 
-    values = comparison_values(comparison, findings, max_ratio)
+    values = comparison_values(comparison, findings, max_ratio, digest_count)
     try:
         path.write_text(render_file("comparison_file.html", title=f"Comparison of {title}", **values))
     except OSError as error:

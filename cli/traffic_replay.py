@@ -15,7 +15,7 @@ from cli.replay_program import run_replay_program
 
 _DIRECTORIES = typer.Argument(
     metavar="DIR...",
-    help="Captures, or directories of captures; of Tidevoy or of TiProxy.",
+    help="Captures of Tidevoy or TiProxy, or directories with captures.",
     show_default=False,
 )
 _Text = str | None

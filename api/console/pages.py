@@ -70,6 +70,11 @@ def rollout_link(rollout_id: str) -> str:
     return f"/console/rollouts/{quote(rollout_id, safe='')}"
 
 
+def verification_link(rollout_id: str, address: str) -> str:
+    """Return the path of the comparison of a rollout's node with an old one."""
+    return f"{rollout_link(rollout_id)}/verifications/{quote(address, safe=':[]')}"
+
+
 def statement_link(digest: str) -> str:
     """Return the path of a statement's page."""
     return f"/console/statements/{quote(digest, safe='')}"
@@ -93,6 +98,7 @@ _templates.globals |= {
     "node_link": node_link,
     "envoy_link": envoy_link,
     "rollout_link": rollout_link,
+    "verification_link": verification_link,
     "statement_link": statement_link,
 }
 _templates.filters |= {

@@ -97,12 +97,6 @@ class VerificationSettings(UserSettings):
     timeout: float = setting(3_600.0, unit="seconds", ge=1, le=604_800)
     """Timeout of a replay."""
 
-    @model_validator(mode="after")
-    def _check_user(self) -> VerificationSettings:
-        if self.directory is not None and self.user is None:
-            raise SettingError("is set, but user is not", "set user too", key="directory")
-        return self
-
 
 def _validate_action_name(value: str) -> str:
     if value == MANUAL:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+DEFAULT_MAX_RATIO = 1.5
+"""A digest that takes this many times as long as on the old server is slower, if that is not chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from controlplane.model.comparison import VerificationReport
+from controlplane.model.comparison import DEFAULT_MAX_RATIO, VerificationReport
 from controlplane.model.intents import OnDeadline
 from controlplane.model.nodes import EMPTY_MAP
 
@@ -84,7 +84,7 @@ class RolloutSpec:
     failure_budget: int = 0  # nodes that may fail before the rollout pauses
     selector: str = "all"  # which nodes, as the operator wrote it
     verify: str = ""  # `replay:` and the name of a capture; empty: nodes are not verified
-    verify_ratio: float = 1.5  # a digest is slower if it takes this many times as long on an upgraded node
+    verify_ratio: float = DEFAULT_MAX_RATIO  # a digest that takes this many times as long is slower
 
     @property
     def capture(self) -> str:

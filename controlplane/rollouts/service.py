@@ -30,7 +30,11 @@ from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpe
 from controlplane.rollouts import node_step, rollout_events, state_machine
 from controlplane.rollouts.actions.action_runner import ActionRunner
 from controlplane.rollouts.actions.actions import ActionContext
-from controlplane.rollouts.actions.verification import VerificationRequest, remove_results
+from controlplane.rollouts.actions.verification import (
+    VerificationRequest,
+    find_verification_problem,
+    remove_results,
+)
 from controlplane.rollouts.actions.verification_runner import VerificationKey, VerificationRunner
 from controlplane.rollouts.metrics import RolloutMetrics
 from controlplane.rollouts.observation import ClusterState, RolloutView, observe
@@ -137,7 +141,8 @@ class RolloutService:
     def check(self, spec: RolloutSpec) -> PreflightResult:
         """Check whether a rollout may start now."""
         settings = self._settings().rollouts
-        return run_preflight(spec, self._cluster_state(), self._repository.active(), settings)
+        problem = find_verification_problem(spec.capture, settings.verification) if spec.verify else ""
+        return run_preflight(spec, self._cluster_state(), self._repository.active(), settings, problem)
 
     async def start(self, spec: RolloutSpec, by: str, force: bool = False) -> Rollout:
         """Start a rollout. Raises RolloutRejected or StateUnavailable."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from controlplane.model.comparison import (
+    DEFAULT_MAX_RATIO,
     Comparison,
     DigestComparison,
     ErrorChange,
@@ -14,9 +15,6 @@ from controlplane.model.comparison import (
     VerificationReport,
 )
 from controlplane.verification.texts import format_microseconds, format_ratio, name_statement
-
-DEFAULT_MAX_RATIO = 1.5
-"""A digest that takes this many times as long as on the old server is slower, if that is not chance."""
 
 # An error is new if its code is more than this many times as frequent as on the old server.
 _MAX_ERROR_RATIO = 2

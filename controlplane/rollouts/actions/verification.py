@@ -57,6 +57,18 @@ async def run_verification(
         return VerificationResult(problem=f"{error.filename or request.directory}: {error.strerror}")
 
 
+def find_verification_problem(capture: str, settings: VerificationSettings) -> str:
+    """Return why this control plane cannot verify nodes with a capture; an empty string if it can."""
+    try:
+        find_replay_program()
+    except ReplayProgramMissing as error:
+        return str(error)
+    directory = settings.directory
+    if directory is not None and not (directory / capture).is_dir():
+        return f"{directory} has no capture named {capture} on the machine of this control plane"
+    return ""
+
+
 def remove_results(directory: Path, rollout_ids: Sequence[str]) -> None:
     """Delete the results of all rollouts but these."""
     kept = {quote(rollout_id, safe="") for rollout_id in rollout_ids}
