@@ -25,7 +25,7 @@ mod tokens;
 pub use comments::without_comments;
 pub use kill::{Kill, kill, may_begin_with};
 pub use normalizer::Normalizer;
-pub use parts::{PreparedText, prepared_text, quoted_string, used_database};
+pub use parts::{PreparedText, parameters, prepared_text, quoted_string, session_states, used_database};
 pub use split::statements;
 pub use tables::{TableNames, rename_tables};
 pub use text::lowercase;

@@ -1,4 +1,5 @@
-//! What some statements contain: the text of `PREPARE`, and the database of `USE`.
+//! What some statements contain: the text of `PREPARE`, the database of `USE`, the states of `SET SESSION_STATES`, and
+//! the parameters of prepared statements.
 
 use std::ops::Range;
 
@@ -28,11 +29,7 @@ pub fn prepared_text(sql: &[u8]) -> Option<PreparedText> {
     let (kind, range) = tokens.next()?;
     match kind {
         TokenKind::UserVariable => Some(PreparedText::Variable),
-        TokenKind::String if matches!(sql[range.start], b'\'' | b'"') => {
-            let mut content = Vec::with_capacity(range.len());
-            unescape(&sql[range.start + 1..range.end - 1], sql[range.start], &mut content);
-            Some(PreparedText::Literal { content, range })
-        }
+        TokenKind::String => string_content(sql, &range).map(|content| PreparedText::Literal { content, range }),
         _ => None,
     }
 }
@@ -42,6 +39,32 @@ pub fn prepared_text(sql: &[u8]) -> Option<PreparedText> {
 pub fn used_database(sql: &[u8]) -> Option<Vec<u8>> {
     let mut tokens = Tokens::new(sql);
     (tokens.skip_keyword(b"use") && tokens.read_name()).then_some(tokens.literal)
+}
+
+/// The states that `SET SESSION_STATES` restores. None: the statement is another one.
+#[must_use]
+pub fn session_states(sql: &[u8]) -> Option<Vec<u8>> {
+    let mut tokens = Tokens::new(sql);
+    (tokens.skip_keyword(b"set") && tokens.skip_keyword(b"session_states")).then_some(())?;
+    let (kind, range) = tokens.next()?;
+    (kind == TokenKind::String).then(|| string_content(sql, &range)).flatten()
+}
+
+/// Where the parameters of a prepared statement are, each a question mark.
+#[must_use]
+pub fn parameters(sql: &[u8]) -> Vec<usize> {
+    let mut tokens = Tokens::new(sql);
+    let parameters = std::iter::from_fn(|| tokens.next()).filter(|(kind, _)| *kind == TokenKind::Parameter);
+    parameters.map(|(_, range)| range.start).collect()
+}
+
+/// The content of a string in quotes. None: it is a number in binary.
+fn string_content(sql: &[u8], range: &Range<usize>) -> Option<Vec<u8>> {
+    let quote = sql[range.start];
+    matches!(quote, b'\'' | b'"').then_some(())?;
+    let mut content = Vec::with_capacity(range.len());
+    unescape(&sql[range.start + 1..range.end - 1], quote, &mut content);
+    Some(content)
 }
 
 /// The string with this content, for TiDB's default SQL mode.
@@ -93,5 +116,19 @@ mod tests {
         assert_eq!(used_database(b" use Shop;"), Some(b"Shop".to_vec()));
         assert_eq!(used_database(b"USE/**/`a``b`"), Some(b"a`b".to_vec()));
         assert_eq!((used_database(b"user x"), used_database(b"use 'x'")), (None, None));
+    }
+    #[test]
+    fn states_of_set_session_states_are_found() {
+        let states = session_states(b"SET SESSION_STATES '{\"a\": \"it\\'s \\\\\"}'");
+        assert_eq!(states.as_deref(), Some(&b"{\"a\": \"it's \\\"}"[..]));
+        for other in [&b"set session_states = 1"[..], b"set session_states b'1'", b"show session_states", b"set @a = '{}'"] {
+            assert_eq!(session_states(other), None);
+        }
+    }
+
+    #[test]
+    fn parameters_are_question_marks_outside_of_strings_names_and_comments() {
+        assert_eq!(parameters(b"select ?, '?', `?` /* ? */ from t where a in (?) -- ?"), [7, 46]);
+        assert_eq!(parameters(b"select 1"), [] as [usize; 0]);
     }
 }

@@ -1,0 +1,122 @@
+//! Which part of a capture is replayed.
+
+use mysql_proto::command::Command;
+use traffic_files::directory::Statement;
+use traffic_files::record::Record;
+
+use crate::options::SelectionOptions;
+
+/// What becomes of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Choice {
+    Replay,
+    /// Only what it says about its session is kept.
+    Remember,
+    Ignore,
+}
+
+pub(crate) fn choose(statement: &Statement, options: &SelectionOptions) -> Choice {
+    let time_ns = statement.record.time_ns;
+    let user = statement.result.as_ref().map(|result| &result.user);
+    let is_other_user = !options.users.is_empty() && user.is_none_or(|user| !options.users.contains(user));
+    if is_other_user || options.to.is_some_and(|to| time_ns >= to) {
+        return Choice::Ignore;
+    }
+    let database = statement.result.as_ref().map(|result| &result.database);
+    let is_other_database =
+        !options.databases.is_empty() && database.is_none_or(|database| !options.databases.contains(database));
+    let is_early = options.from.is_some_and(|from| time_ns < from);
+    if is_early || is_other_database && !controls_session(&statement.record) {
+        return Choice::Remember;
+    }
+    Choice::Replay
+}
+
+/// Whether a command is about the session and not about data. Such commands also run in other databases.
+fn controls_session(record: &Record) -> bool {
+    const WORDS: [&[u8]; 6] = [b"use", b"set", b"begin", b"start", b"commit", b"rollback"];
+    match record.command {
+        Command::Quit
+        | Command::InitDb
+        | Command::Ping
+        | Command::ChangeUser
+        | Command::ResetConnection
+        | Command::SetOption => true,
+        Command::Query => WORDS.iter().any(|word| sql_text::may_begin_with(&record.payload, word)),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use traffic_files::directory::Position;
+    use traffic_files::result::ResultLine;
+
+    use super::*;
+
+    fn statement(text: &str, user: &str, database: &str) -> Statement {
+        let record = Record {
+            time_ns: 100,
+            connection: 1,
+            command: Command::Query,
+            is_success: true,
+            prepared_id: None,
+            prepared_text: None,
+            payload: text.into(),
+        };
+        let result = ResultLine {
+            connection: 1,
+            time_ns: 100,
+            latency_us: 0,
+            rows: 0,
+            bytes: 0,
+            error: 0,
+            checksum: None,
+            digest: None,
+            user: user.into(),
+            database: database.into(),
+            node: String::new(),
+        };
+        let position = Position { file: Path::new("x").into(), offset: 0 };
+        Statement { record, result: Some(result), position }
+    }
+
+    fn options() -> SelectionOptions {
+        SelectionOptions { reads_only: false, users: Vec::new(), databases: Vec::new(), from: None, to: None }
+    }
+
+    #[test]
+    fn users_and_databases_are_chosen_by_the_results() {
+        let users = SelectionOptions { users: vec!["app".into()], ..options() };
+        let databases = SelectionOptions { databases: vec!["shop".into(), "x".into()], ..options() };
+        let in_shop = statement("select 1", "app", "shop");
+        let elsewhere = statement("select 1", "root", "mysql");
+        for (statement, options, expected) in [
+            (&in_shop, options(), Choice::Replay),
+            (&in_shop, users.clone(), Choice::Replay),
+            (&elsewhere, users.clone(), Choice::Ignore),
+            (&in_shop, databases.clone(), Choice::Replay),
+            (&elsewhere, databases.clone(), Choice::Remember),
+            (&statement("use shop", "root", "mysql"), databases.clone(), Choice::Replay),
+            (&Statement { result: None, ..in_shop.clone() }, options(), Choice::Replay),
+            (&Statement { result: None, ..in_shop.clone() }, users, Choice::Ignore),
+            (&Statement { result: None, ..in_shop.clone() }, databases, Choice::Remember),
+        ] {
+            assert_eq!(choose(statement, &options), expected);
+        }
+    }
+
+    #[test]
+    fn window_begins_with_its_first_time_and_ends_before_its_last() {
+        for (from, to, expected) in [
+            (Some(100), Some(101), Choice::Replay),
+            (Some(101), None, Choice::Remember),
+            (None, Some(100), Choice::Ignore),
+        ] {
+            let options = SelectionOptions { from, to, ..options() };
+            assert_eq!(choose(&statement("select 1", "a", ""), &options), expected);
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! What a replay must remember of a session, and what follows for its next command. No I/O.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use mysql_proto::command::Command;
+use mysql_proto::query::LAST_PREPARED;
+use serde::Deserialize;
+use sql_text::Normalizer;
+use traffic_files::record::Record;
+
+use crate::reads::{PreparedReads, StatementKind, is_read, statement_kinds};
+use crate::skip::SkipReason;
+
+/// What to do with a command.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Plan<'a> {
+    /// `payload`: without the byte of the command.
+    Send {
+        command: Command,
+        payload: Cow<'a, [u8]>,
+    },
+    /// First prepare this text, and report it with [`SessionState::on_prepared`]. Then ask for a plan again.
+    Prepare {
+        captured_id: u32,
+        text: Vec<u8>,
+    },
+    Skip(SkipReason),
+    /// The session ends.
+    Quit,
+}
+
+/// A statement that was prepared with COM_STMT_PREPARE.
+#[derive(Debug)]
+struct Prepared {
+    text: Vec<u8>,
+    is_read: bool,
+    /// Its id at the target. None: it is not prepared there.
+    id: Option<u32>,
+}
+
+/// The state of a session, as far as the capture tells.
+#[derive(Default)]
+pub(crate) struct SessionState {
+    /// The database in which a new connection continues. Empty: none.
+    pub(crate) database: Vec<u8>,
+    /// By their ids in the capture.
+    prepared: HashMap<u32, Prepared>,
+    prepared_reads: PreparedReads,
+    /// `SET SESSION_STATES` has restored statements on this connection, with the ids of the capture.
+    has_restored_states: bool,
+    normalizer: Normalizer,
+}
+
+impl SessionState {
+    /// Decides about the next command.
+    pub(crate) fn plan<'a>(&mut self, record: &'a Record, reads_only: bool) -> Plan<'a> {
+        let send = || Plan::Send { command: record.command, payload: Cow::Borrowed(&record.payload) };
+        match record.command {
+            Command::Quit => Plan::Quit,
+            Command::Query => {
+                let kinds = statement_kinds(text_of(record), &mut self.normalizer);
+                if kinds.contains(&StatementKind::NeverReplayed) {
+                    Plan::Skip(SkipReason::NeverReplayed)
+                } else if reads_only && !self.prepared_reads.admit(&kinds) {
+                    Plan::Skip(SkipReason::MayWrite)
+                } else {
+                    send()
+                }
+            }
+            Command::Prepare => {
+                let is_read = is_read(text_of(record), &mut self.normalizer);
+                if let Some(id) = record.prepared_id {
+                    self.prepared.insert(id, Prepared { text: record.payload.clone(), is_read, id: None });
+                }
+                if reads_only && !is_read { Plan::Skip(SkipReason::MayWrite) } else { send() }
+            }
+            Command::Execute
+            | Command::BulkExecute
+            | Command::SendLongData
+            | Command::Fetch
+            | Command::ResetStatement
+            | Command::CloseStatement => self.plan_prepared(record, reads_only),
+            Command::ChangeUser | Command::ResetConnection => {
+                Plan::Send { command: Command::ResetConnection, payload: Cow::Borrowed(&[]) }
+            }
+            Command::InitDb
+            | Command::FieldList
+            | Command::Statistics
+            | Command::ProcessInfo
+            | Command::Ping
+            | Command::SetOption => send(),
+            Command::Refresh | Command::Debug if reads_only => Plan::Skip(SkipReason::MayWrite),
+            Command::Refresh | Command::Debug => send(),
+            Command::Shutdown
+            | Command::ProcessKill
+            | Command::BinlogDump
+            | Command::TableDump
+            | Command::RegisterSlave
+            | Command::BinlogDumpGtid
+            | Command::Other => Plan::Skip(SkipReason::NeverReplayed),
+        }
+    }
+
+    /// Decides about a command that names a prepared statement.
+    fn plan_prepared<'a>(&mut self, record: &'a Record, reads_only: bool) -> Plan<'a> {
+        let Some(captured_id) = captured_id(record) else { return Plan::Skip(SkipReason::UnknownStatement) };
+        if let (None, Some(text)) = (self.prepared.get(&captured_id), &record.prepared_text) {
+            let is_read = is_read(text, &mut self.normalizer);
+            self.prepared.insert(captured_id, Prepared { text: text.clone(), is_read, id: None });
+        }
+        let send = |payload| Plan::Send { command: record.command, payload };
+        match self.prepared.get(&captured_id) {
+            Some(prepared) if reads_only && !prepared.is_read => Plan::Skip(SkipReason::MayWrite),
+            Some(Prepared { id: Some(id), .. }) => {
+                let mut payload = record.payload.clone();
+                payload.splice(..payload.len().min(4), id.to_le_bytes());
+                send(Cow::Owned(payload))
+            }
+            Some(Prepared { text, id: None, .. }) => match record.command {
+                Command::Execute | Command::BulkExecute | Command::SendLongData => {
+                    Plan::Prepare { captured_id, text: text.clone() }
+                }
+                // There is nothing to fetch, reset or close.
+                _ => Plan::Skip(SkipReason::UnknownStatement),
+            },
+            None if reads_only => Plan::Skip(SkipReason::UnknownStatement),
+            None if self.has_restored_states || captured_id == LAST_PREPARED => send(Cow::Borrowed(&record.payload)),
+            None => Plan::Skip(SkipReason::UnknownStatement),
+        }
+    }
+
+    /// The target has prepared a statement under this id.
+    pub(crate) fn on_prepared(&mut self, captured_id: u32, id: u32) {
+        if let Some(prepared) = self.prepared.get_mut(&captured_id) {
+            prepared.id = Some(id);
+        }
+    }
+
+    /// Learns from a command that has succeeded. `prepared_id`: the id that the target gave. `is_replayed`: at the
+    /// target; otherwise it is only known that it was successful in the capture.
+    pub(crate) fn learn(&mut self, record: &Record, prepared_id: Option<u32>, is_replayed: bool) {
+        match record.command {
+            Command::InitDb => self.database.clone_from(&record.payload),
+            Command::Prepare => {
+                let Some(captured_id) = record.prepared_id else { return };
+                if !is_replayed {
+                    let is_read = is_read(text_of(record), &mut self.normalizer);
+                    self.prepared.insert(captured_id, Prepared { text: record.payload.clone(), is_read, id: None });
+                }
+                if let Some(id) = prepared_id {
+                    self.on_prepared(captured_id, id);
+                }
+            }
+            Command::CloseStatement => {
+                captured_id(record).map(|id| self.prepared.remove(&id));
+            }
+            Command::ChangeUser | Command::ResetConnection => {
+                self.prepared.clear();
+                self.prepared_reads.clear();
+                self.has_restored_states = false;
+            }
+            Command::Query => self.learn_text(text_of(record), is_replayed),
+            _ => {}
+        }
+    }
+
+    fn learn_text(&mut self, text: &[u8], is_replayed: bool) {
+        if !sql_text::may_begin_with(text, b"use") && !sql_text::may_begin_with(text, b"set") && !text.contains(&b';') {
+            return;
+        }
+        for statement in sql_text::statements(text) {
+            if let Some(database) = sql_text::used_database(&statement) {
+                self.database = database;
+            } else if let Some(states) = sql_text::session_states(&statement) {
+                self.learn_states(&states, is_replayed);
+            }
+        }
+    }
+
+    /// Learns the statements that `SET SESSION_STATES` prepares (pingcap/tidb
+    /// `pkg/sessionctx/sessionstates/session_states.go`).
+    fn learn_states(&mut self, states: &[u8], is_replayed: bool) {
+        self.has_restored_states = is_replayed;
+        let Ok(states) = serde_json::from_slice::<SessionStates>(states) else { return };
+        if !states.database.is_empty() {
+            self.database = states.database.into_bytes();
+        }
+        for (id, statement) in states.prepared {
+            let text = statement.text.into_bytes();
+            let is_read = is_read(&text, &mut self.normalizer);
+            if statement.name.is_empty() {
+                self.prepared.insert(id, Prepared { text, is_read, id: is_replayed.then_some(id) });
+            } else if is_replayed {
+                let name = sql_text::lowercase(format!("`{}`", statement.name).as_bytes());
+                self.prepared_reads.admit(&[StatementKind::Prepare { name, is_read }]);
+            }
+        }
+    }
+
+    /// The connection is lost, and with it what the target knew of the session.
+    pub(crate) fn on_disconnected(&mut self) {
+        self.prepared.values_mut().for_each(|prepared| prepared.id = None);
+        self.prepared_reads.clear();
+        self.has_restored_states = false;
+    }
+
+    /// The text of the statement that a command runs. None: it runs none, or an unknown one.
+    pub(crate) fn statement<'a>(&'a self, record: &'a Record) -> Option<&'a [u8]> {
+        match record.command {
+            Command::Query | Command::Prepare => Some(text_of(record)),
+            Command::Execute
+            | Command::BulkExecute
+            | Command::SendLongData
+            | Command::Fetch
+            | Command::ResetStatement
+            | Command::CloseStatement => {
+                let known = captured_id(record).and_then(|id| self.prepared.get(&id));
+                known.map(|prepared| prepared.text.as_slice()).or(record.prepared_text.as_deref())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What `SET SESSION_STATES` contains, as far as it matters.
+#[derive(Deserialize)]
+struct SessionStates {
+    #[serde(rename = "prepared-stmts", default)]
+    prepared: HashMap<u32, RestoredStatement>,
+    #[serde(rename = "current-db", default)]
+    database: String,
+}
+
+#[derive(Deserialize)]
+struct RestoredStatement {
+    text: String,
+    /// Empty: it was prepared with COM_STMT_PREPARE.
+    #[serde(default)]
+    name: String,
+}
+
+/// The statement's id in the capture.
+fn captured_id(record: &Record) -> Option<u32> {
+    record.prepared_id.or_else(|| record.payload.first_chunk().map(|id| u32::from_le_bytes(*id)))
+}
+
+/// The text in COM_QUERY or COM_STMT_PREPARE. TiDB ignores a zero byte at the end.
+fn text_of(record: &Record) -> &[u8] {
+    record.payload.strip_suffix(b"\0").unwrap_or(&record.payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(command: Command, payload: &[u8]) -> Record {
+        Record {
+            time_ns: 1,
+            connection: 1,
+            command,
+            is_success: true,
+            prepared_id: None,
+            prepared_text: None,
+            payload: payload.to_vec(),
+        }
+    }
+
+    fn prepare(id: u32, text: &str) -> Record {
+        Record { prepared_id: Some(id), ..record(Command::Prepare, text.as_bytes()) }
+    }
+
+    fn execute(id: u32) -> Record {
+        Record { prepared_id: Some(id), ..record(Command::Execute, &[&id.to_le_bytes()[..], b"\0\x01\0\0\0"].concat()) }
+    }
+
+    fn sends(plan: &Plan<'_>) -> Option<u32> {
+        match plan {
+            Plan::Send { payload, .. } => payload.first_chunk().map(|id| u32::from_le_bytes(*id)),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn ids_of_the_capture_become_those_of_the_target() {
+        let mut state = SessionState::default();
+        let prepared = prepare(7, "select ?");
+        assert!(matches!(state.plan(&prepared, true), Plan::Send { command: Command::Prepare, .. }));
+        state.learn(&prepared, Some(3), true);
+        assert_eq!(sends(&state.plan(&execute(7), true)), Some(3));
+        assert_eq!(state.statement(&execute(7)), Some(&b"select ?"[..]));
+        let close = record(Command::CloseStatement, &7_u32.to_le_bytes());
+        assert_eq!(sends(&state.plan(&close, true)), Some(3));
+        state.learn(&close, None, true);
+        assert_eq!(state.plan(&execute(7), true), Plan::Skip(SkipReason::UnknownStatement));
+    }
+
+    #[test]
+    fn statement_is_prepared_again_on_a_new_connection() {
+        let mut state = SessionState::default();
+        state.plan(&prepare(7, "select ?"), true);
+        state.learn(&prepare(7, "select ?"), Some(3), true);
+        state.on_disconnected();
+        let fetch = record(Command::Fetch, &7_u32.to_le_bytes());
+        assert_eq!(state.plan(&fetch, true), Plan::Skip(SkipReason::UnknownStatement));
+        let expected = Plan::Prepare { captured_id: 7, text: b"select ?".to_vec() };
+        assert_eq!(state.plan(&execute(7), true), expected);
+        state.on_prepared(7, 1);
+        assert_eq!(sends(&state.plan(&execute(7), true)), Some(1));
+    }
+
+    #[test]
+    fn statement_that_was_prepared_before_the_capture_is_known_by_the_record() {
+        let mut state = SessionState::default();
+        let execute = Record { prepared_text: Some(b"select 1".to_vec()), ..execute(5) };
+        assert_eq!(state.plan(&execute, true), Plan::Prepare { captured_id: 5, text: b"select 1".to_vec() });
+        let write = Record { prepared_text: Some(b"delete from t".to_vec()), prepared_id: Some(6), ..execute };
+        assert_eq!(state.plan(&write, true), Plan::Skip(SkipReason::MayWrite));
+        assert!(matches!(state.plan(&write, false), Plan::Prepare { captured_id: 6, .. }));
+    }
+
+    #[test]
+    fn restored_statements_keep_their_ids_and_are_checked() {
+        let mut state = SessionState::default();
+        let states = br#"SET SESSION_STATES '{"current-db":"shop","prepared-stmts":{"4":{"text":"select \'a\'"},
+            "5":{"text":"delete from t"},"6":{"name":"S","text":"select 2"}}}'"#;
+        let set = record(Command::Query, states);
+        assert!(matches!(state.plan(&set, true), Plan::Send { .. }));
+        state.learn(&set, None, true);
+        assert_eq!(state.database, b"shop");
+        assert_eq!(sends(&state.plan(&execute(4), true)), Some(4));
+        assert_eq!(state.statement(&execute(4)), Some(&b"select 'a'"[..]));
+        assert_eq!(state.plan(&execute(5), true), Plan::Skip(SkipReason::MayWrite));
+        assert_eq!(sends(&state.plan(&execute(5), false)), Some(5));
+        assert!(matches!(state.plan(&record(Command::Query, b"execute s"), true), Plan::Send { .. }));
+        // Unknown ids are used as they are, unless they might write.
+        assert_eq!(sends(&state.plan(&execute(9), false)), Some(9));
+        assert_eq!(state.plan(&execute(9), true), Plan::Skip(SkipReason::UnknownStatement));
+        state.on_disconnected();
+        assert!(matches!(state.plan(&execute(4), true), Plan::Prepare { captured_id: 4, .. }));
+        assert_eq!(state.plan(&execute(9), false), Plan::Skip(SkipReason::UnknownStatement));
+    }
+
+    #[test]
+    fn database_follows_use_and_init_db() {
+        let mut state = SessionState::default();
+        state.learn(&record(Command::InitDb, b"one"), None, true);
+        assert_eq!(state.database, b"one");
+        state.learn(&record(Command::Query, b"select 1; use `two`"), None, false);
+        assert_eq!(state.database, b"two");
+        state.learn(&record(Command::Query, b"select 1"), None, true);
+        assert_eq!(state.database, b"two");
+    }
+
+    #[test]
+    fn commands_that_end_others_are_skipped() {
+        let mut state = SessionState::default();
+        for command in [Command::Shutdown, Command::ProcessKill, Command::BinlogDump, Command::Other] {
+            assert_eq!(state.plan(&record(command, b""), false), Plan::Skip(SkipReason::NeverReplayed));
+        }
+        assert_eq!(state.plan(&record(Command::Query, b"kill 5"), false), Plan::Skip(SkipReason::NeverReplayed));
+        assert_eq!(state.plan(&record(Command::Refresh, b"\x01"), true), Plan::Skip(SkipReason::MayWrite));
+        assert_eq!(state.plan(&record(Command::Quit, b""), true), Plan::Quit);
+        let reset = Plan::Send { command: Command::ResetConnection, payload: Cow::Borrowed(&[]) };
+        assert_eq!(state.plan(&record(Command::ChangeUser, b"root\0"), true), reset);
+    }
+
+    #[test]
+    fn commands_of_skipped_parts_of_the_capture_are_only_remembered() {
+        let mut state = SessionState::default();
+        state.learn(&prepare(7, "select ?"), None, false);
+        assert!(matches!(state.plan(&execute(7), true), Plan::Prepare { captured_id: 7, .. }));
+        state.learn(&record(Command::ResetConnection, b""), None, false);
+        assert_eq!(state.plan(&execute(7), true), Plan::Skip(SkipReason::UnknownStatement));
+    }
+}

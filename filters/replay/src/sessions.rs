@@ -1,0 +1,97 @@
+//! The threads of the sessions that are being replayed.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{Builder, Scope};
+use std::time::{Duration, Instant};
+
+use mysql_proto::command::Command;
+
+use crate::context::{Context, Counters, Reports};
+use crate::session::{Session, SessionStatus, Task, Work};
+
+/// A session needs little: the largest item is the buffer for a read.
+const STACK_BYTES: usize = 256 * 1024;
+const WAIT_INTERVAL: Duration = Duration::from_millis(10);
+
+struct Handle {
+    work: Sender<Work>,
+    status: Arc<SessionStatus>,
+}
+
+pub(crate) struct Sessions<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    context: &'env Context,
+    clock: &'env AtomicU64,
+    reports: Reports,
+    max: usize,
+    open: HashMap<u64, Handle>,
+}
+
+impl<'scope, 'env> Sessions<'scope, 'env> {
+    pub(crate) fn new(
+        scope: &'scope Scope<'scope, 'env>,
+        context: &'env Context,
+        clock: &'env AtomicU64,
+        reports: Reports,
+        max: usize,
+    ) -> Self {
+        Self { scope, context, clock, reports, max, open: HashMap::new() }
+    }
+
+    /// Gives a record to its session, which begins if there is none. The caller has acquired the budget for it.
+    pub(crate) fn send(&mut self, work: Work) -> io::Result<()> {
+        let connection = work.statement.record.connection;
+        let is_last = work.statement.record.command == Command::Quit && matches!(work.task, Task::Replay { .. });
+        if !self.open.contains_key(&connection) {
+            self.make_room();
+            let handle = self.start()?;
+            self.open.insert(connection, handle);
+        }
+        if let Some(handle) = self.open.get(&connection) {
+            handle.status.queued.fetch_add(1, Ordering::Release);
+            // It fails only after a panic in the session, which ends the replay.
+            let _ = handle.work.send(work);
+        }
+        if is_last {
+            self.open.remove(&connection);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self) -> io::Result<Handle> {
+        let (sender, receiver) = channel();
+        let status = Arc::new(SessionStatus::default());
+        let session = Session::new(self.context, self.reports.clone(), Arc::clone(&status));
+        let (context, clock) = (self.context, self.clock);
+        context.counters.live_sessions.fetch_add(1, Ordering::AcqRel);
+        let spawned = Builder::new().stack_size(STACK_BYTES).spawn_scoped(self.scope, move || {
+            session.run(&receiver, clock);
+            context.counters.live_sessions.fetch_sub(1, Ordering::AcqRel);
+        });
+        spawned?;
+        Counters::add(&context.counters.sessions);
+        Ok(Handle { work: sender, status })
+    }
+
+    /// Waits until another session may begin. A session that has nothing to do gives its place.
+    fn make_room(&mut self) {
+        while self.context.counters.live_sessions.load(Ordering::Acquire) >= self.max {
+            let idle = self.open.iter().filter(|(_, handle)| {
+                handle.status.queued.load(Ordering::Acquire) == 0
+                    && !handle.status.is_in_transaction.load(Ordering::Relaxed)
+            });
+            let longest = idle.min_by_key(|(_, handle)| handle.status.last_used.load(Ordering::Relaxed));
+            if let Some(connection) = longest.map(|(connection, _)| *connection) {
+                self.open.remove(&connection);
+                Counters::add(&self.context.counters.displaced_sessions);
+            }
+            if !self.context.stop.sleep_until(Instant::now() + WAIT_INTERVAL) {
+                return;
+            }
+        }
+    }
+}
