@@ -190,7 +190,8 @@ clean: ## remove all build outputs and .venv
 $(MODULE): $(MODULE_SOURCES)
 	@RUST=$(RUST) sandbox/install.sh rust
 	@echo "Building the module and the programs for Envoy, $@ (the first time takes about two minutes)"
-	@cargo build --quiet --release --package tidevoy-module --package tidevoy-envoy --package statement-rules $(CARGO)
+	@cargo build --quiet --release --package tidevoy-module --package tidevoy-envoy --package statement-rules \
+		--package tidevoy-replay $(CARGO)
 	@touch $@
 
 $(LOAD_CLIENT): $(shell find bench/client filters/mysql-proto/src filters/mysql-proto/Cargo.toml -print) | $(MODULE)
