@@ -2,11 +2,11 @@
 
 * The `..._pb2.py` of our own `.proto` files, also for editable installs. They must match the installed
   protobuf release, so they are generated where they are used.
-* `controlplane/libtidevoy.so`, the module for Envoy, and the programs `tidevoy-envoy`, the supervisor of an
-  Envoy, and `tidevoy-rules`, which checks rules for statements, if cargo is available to build them. The
-  wheel is then limited to this processor architecture and a new enough C library; without them it fits every
-  machine. TIDEVOY_MODULE=skip leaves all of them out. An editable install never contains them: `make` builds
-  them.
+* `controlplane/libtidevoy.so`, the module for Envoy, and the programs `tidevoy-envoy`, the supervisor of
+  an Envoy, `tidevoy-rules`, which checks rules for statements, and `tidevoy-replay`, which replays
+  captured traffic, if cargo is available to build them. The wheel is then limited to this processor
+  architecture and a new enough C library; without them it fits every machine. TIDEVOY_MODULE=skip leaves
+  all of them out. An editable install never contains them: `make` builds them.
 """
 
 # No `from __future__ import annotations`: hatchling runs this file without an entry in sys.modules, where a
@@ -42,8 +42,8 @@ S = TypeVar("S")
 
 SONAME = "libtidevoy.so"
 SHIPPED = f"controlplane/{SONAME}"
-PROGRAMS = ("tidevoy-envoy", "tidevoy-rules")
-PACKAGES = ("tidevoy-module", "tidevoy-envoy", "statement-rules")
+PROGRAMS = ("tidevoy-envoy", "tidevoy-replay", "tidevoy-rules")
+PACKAGES = ("tidevoy-module", "tidevoy-envoy", "tidevoy-replay", "statement-rules")
 HOOKS = "envoy_dynamic_module_on_"
 # The glibc version of Red Hat 9, the oldest supported system; Envoy's image (Ubuntu 22.04) has 2.35.
 NEWEST_GLIBC = (2, 34)

@@ -131,7 +131,7 @@ def _install_python_packages(wheel: Path, requirements: str, tree: PackageTree) 
     tree.add_text(launcher, f"{_VENV}/bin/tidevoy", 0o755)
     tree.add_link(f"..{_VENV.removeprefix('/usr')}/bin/tidevoy", "/usr/bin/tidevoy")
     with zipfile.ZipFile(wheel) as archive:
-        for program in ("tidevoy-envoy", "tidevoy-rules"):
+        for program in ("tidevoy-envoy", "tidevoy-replay", "tidevoy-rules"):
             path = tree.root / _VENV.removeprefix("/") / "bin" / program
             path.write_bytes(archive.read(_script(archive, program)))
             path.chmod(0o755)

@@ -21,7 +21,7 @@ from release.programs import run
 
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_MODULE_PACKAGES = ("tidevoy-module", "tidevoy-envoy", "statement-rules")
+_MODULE_PACKAGES = ("tidevoy-module", "tidevoy-envoy", "tidevoy-replay", "statement-rules")
 
 
 def build_bill_of_materials(root: Path, requirements: str, version: str, directory: Path) -> Path:

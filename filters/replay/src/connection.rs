@@ -118,8 +118,9 @@ impl<'a> Connection<'a> {
         let mut message = Vec::with_capacity(1 + payload.len());
         message.push(command as u8);
         message.extend_from_slice(payload);
+        let request = packets(&message, 0);
         let start = Instant::now();
-        self.send(&packets(&message, 0))?;
+        self.send(&request)?;
         let deadline = start + timeout;
         while response.is_expected() {
             let (header, payload) = self.read_packet(deadline)?;

@@ -13,6 +13,7 @@ mod dry_run;
 mod input;
 mod login;
 mod options;
+mod prepared;
 mod reads;
 mod recorder;
 mod replay;

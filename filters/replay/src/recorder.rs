@@ -20,8 +20,8 @@ use crate::totals::Totals;
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(5);
 const TERMINAL_INTERVAL: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// Uncompressed bytes of a gzip member.
-const MEMBER_BYTES: usize = 512 * 1024;
+/// So many bytes of lines are written before it is time for a checkpoint.
+const MAX_UNSAVED_BYTES: usize = 1 << 20;
 const TEXTS_FILE: &str = "statements.json";
 /// The error of a statement whose connection was lost (CR_SERVER_LOST).
 pub(crate) const SERVER_LOST: u16 = 2013;
@@ -105,11 +105,14 @@ impl<'a> Recorder<'a> {
         loop {
             let timeout = next_checkpoint.min(next_progress).saturating_duration_since(Instant::now());
             match finished.recv_timeout(timeout) {
-                Ok(one) => self.record(one)?,
+                Ok(one) => self.record(one),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             let now = Instant::now();
+            if self.output.lines.len() >= MAX_UNSAVED_BYTES {
+                next_checkpoint = now;
+            }
             if now >= next_progress {
                 let per_second = (self.totals.replayed - replayed_before) as f64 / progress_interval.as_secs_f64();
                 replayed_before = self.totals.replayed;
@@ -128,11 +131,11 @@ impl<'a> Recorder<'a> {
         self.output.close()
     }
 
-    fn record(&mut self, finished: Finished) -> io::Result<()> {
+    fn record(&mut self, finished: Finished) {
         self.done.add(finished.sequence, finished.key);
         let totals = &mut self.totals;
         match finished.event {
-            Event::DoneBefore => return Ok(()),
+            Event::DoneBefore => return,
             Event::Skipped(reason) => totals.skip(reason),
             Event::Replayed(replayed) => {
                 let line = &replayed.line;
@@ -147,7 +150,7 @@ impl<'a> Recorder<'a> {
                     *totals.errors_by_code.entry(line.error).or_default() += 1;
                 }
                 if replayed.is_recorded {
-                    self.output.add(&replayed)?;
+                    self.output.add(&replayed);
                 } else {
                     totals.warm_up += 1;
                 }
@@ -155,7 +158,6 @@ impl<'a> Recorder<'a> {
         }
         self.totals.records += 1;
         self.totals.add_time(finished.key.time);
-        Ok(())
     }
 
     fn save(&mut self) -> io::Result<()> {
@@ -192,33 +194,27 @@ impl Output {
             directory: directory.to_path_buf(),
             results: File::create_new(&open_path)?,
             open_path,
-            lines: Vec::with_capacity(MEMBER_BYTES + 1024),
+            lines: Vec::new(),
             texts,
             has_new_texts: true,
         })
     }
 
-    fn add(&mut self, replayed: &Replayed) -> io::Result<()> {
+    fn add(&mut self, replayed: &Replayed) {
         if let (Some(digest), Some(text)) = (&replayed.line.digest, &replayed.text) {
             self.texts.insert(sql_text::hexadecimal(digest), String::from_utf8_lossy(text).into_owned());
             self.has_new_texts = true;
         }
         result::encode(replayed.line.as_ref(), &mut self.lines);
-        if self.lines.len() >= MEMBER_BYTES { self.flush_lines() } else { Ok(()) }
-    }
-
-    fn flush_lines(&mut self) -> io::Result<()> {
-        if self.lines.is_empty() {
-            return Ok(());
-        }
-        let mut member = Vec::new();
-        gzip_member(&self.lines, &mut member);
-        self.lines.clear();
-        self.results.write_all(&member)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.flush_lines()?;
+        if !self.lines.is_empty() {
+            let mut member = Vec::new();
+            gzip_member(&self.lines, &mut member);
+            self.lines.clear();
+            self.results.write_all(&member)?;
+        }
         if std::mem::take(&mut self.has_new_texts) {
             let temporary = self.directory.join(format!("{TEXTS_FILE}.tmp"));
             fs::write(&temporary, serde_json::to_vec(&self.texts)?)?;

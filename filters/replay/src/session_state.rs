@@ -9,7 +9,8 @@ use serde::Deserialize;
 use sql_text::Normalizer;
 use traffic_files::record::Record;
 
-use crate::reads::{PreparedReads, StatementKind, is_read, statement_kinds};
+use crate::prepared::{Prepared, decode_base64, with_id};
+use crate::reads::{PreparedReads, StatementKind, statement_kinds};
 use crate::skip::SkipReason;
 
 /// What to do with a command.
@@ -28,15 +29,6 @@ pub(crate) enum Plan<'a> {
     Skip(SkipReason),
     /// The session ends.
     Quit,
-}
-
-/// A statement that was prepared with COM_STMT_PREPARE.
-#[derive(Debug)]
-struct Prepared {
-    text: Vec<u8>,
-    is_read: bool,
-    /// Its id at the target. None: it is not prepared there.
-    id: Option<u32>,
 }
 
 /// The state of a session, as far as the capture tells.
@@ -69,11 +61,12 @@ impl SessionState {
                 }
             }
             Command::Prepare => {
-                let is_read = is_read(text_of(record), &mut self.normalizer);
+                let prepared = Prepared::new(text_of(record), &mut self.normalizer);
+                let is_skipped = reads_only && !prepared.is_read;
                 if let Some(id) = record.prepared_id {
-                    self.prepared.insert(id, Prepared { text: record.payload.clone(), is_read, id: None });
+                    self.prepared.insert(id, prepared);
                 }
-                if reads_only && !is_read { Plan::Skip(SkipReason::MayWrite) } else { send() }
+                if is_skipped { Plan::Skip(SkipReason::MayWrite) } else { send() }
             }
             Command::Execute
             | Command::BulkExecute
@@ -106,34 +99,35 @@ impl SessionState {
     fn plan_prepared<'a>(&mut self, record: &'a Record, reads_only: bool) -> Plan<'a> {
         let Some(captured_id) = captured_id(record) else { return Plan::Skip(SkipReason::UnknownStatement) };
         if let (None, Some(text)) = (self.prepared.get(&captured_id), &record.prepared_text) {
-            let is_read = is_read(text, &mut self.normalizer);
-            self.prepared.insert(captured_id, Prepared { text: text.clone(), is_read, id: None });
+            self.prepared.insert(captured_id, Prepared::new(text, &mut self.normalizer));
         }
         let send = |payload| Plan::Send { command: record.command, payload };
-        match self.prepared.get(&captured_id) {
-            Some(prepared) if reads_only && !prepared.is_read => Plan::Skip(SkipReason::MayWrite),
-            Some(Prepared { id: Some(id), .. }) => {
-                let mut payload = record.payload.clone();
-                payload.splice(..payload.len().min(4), id.to_le_bytes());
-                send(Cow::Owned(payload))
+        let Some(prepared) = self.prepared.get_mut(&captured_id) else {
+            let is_known_to_target = self.has_restored_states || captured_id == LAST_PREPARED;
+            return if is_known_to_target && !reads_only {
+                send(Cow::Borrowed(&record.payload))
+            } else {
+                Plan::Skip(SkipReason::UnknownStatement)
+            };
+        };
+        if reads_only && !prepared.is_read {
+            return Plan::Skip(SkipReason::MayWrite);
+        }
+        match (prepared.id(), record.command) {
+            (Some(id), Command::Execute) => send(Cow::Owned(prepared.execution(id, &record.payload))),
+            (Some(id), _) => send(Cow::Owned(with_id(id, &record.payload))),
+            (None, Command::Execute | Command::BulkExecute | Command::SendLongData) => {
+                Plan::Prepare { captured_id, text: prepared.text.clone() }
             }
-            Some(Prepared { text, id: None, .. }) => match record.command {
-                Command::Execute | Command::BulkExecute | Command::SendLongData => {
-                    Plan::Prepare { captured_id, text: text.clone() }
-                }
-                // There is nothing to fetch, reset or close.
-                _ => Plan::Skip(SkipReason::UnknownStatement),
-            },
-            None if reads_only => Plan::Skip(SkipReason::UnknownStatement),
-            None if self.has_restored_states || captured_id == LAST_PREPARED => send(Cow::Borrowed(&record.payload)),
-            None => Plan::Skip(SkipReason::UnknownStatement),
+            // There is nothing to fetch, reset or close.
+            (None, _) => Plan::Skip(SkipReason::UnknownStatement),
         }
     }
 
     /// The target has prepared a statement under this id.
     pub(crate) fn on_prepared(&mut self, captured_id: u32, id: u32) {
         if let Some(prepared) = self.prepared.get_mut(&captured_id) {
-            prepared.id = Some(id);
+            prepared.set_id(Some(id));
         }
     }
 
@@ -145,11 +139,16 @@ impl SessionState {
             Command::Prepare => {
                 let Some(captured_id) = record.prepared_id else { return };
                 if !is_replayed {
-                    let is_read = is_read(text_of(record), &mut self.normalizer);
-                    self.prepared.insert(captured_id, Prepared { text: record.payload.clone(), is_read, id: None });
+                    self.prepared.insert(captured_id, Prepared::new(text_of(record), &mut self.normalizer));
                 }
                 if let Some(id) = prepared_id {
                     self.on_prepared(captured_id, id);
+                }
+            }
+            Command::Execute if !is_replayed => {
+                let prepared = captured_id(record).and_then(|id| self.prepared.get_mut(&id));
+                if let Some(prepared) = prepared {
+                    prepared.learn_types(&record.payload);
                 }
             }
             Command::CloseStatement => {
@@ -187,11 +186,13 @@ impl SessionState {
             self.database = states.database.into_bytes();
         }
         for (id, statement) in states.prepared {
-            let text = statement.text.into_bytes();
-            let is_read = is_read(&text, &mut self.normalizer);
+            let types = decode_base64(&statement.types).unwrap_or_default();
+            let target_id = is_replayed.then_some(id);
+            let prepared = Prepared::restored(statement.text.as_bytes(), types, target_id, &mut self.normalizer);
             if statement.name.is_empty() {
-                self.prepared.insert(id, Prepared { text, is_read, id: is_replayed.then_some(id) });
+                self.prepared.insert(id, prepared);
             } else if is_replayed {
+                let is_read = prepared.is_read;
                 let name = sql_text::lowercase(format!("`{}`", statement.name).as_bytes());
                 self.prepared_reads.admit(&[StatementKind::Prepare { name, is_read }]);
             }
@@ -200,7 +201,7 @@ impl SessionState {
 
     /// The connection is lost, and with it what the target knew of the session.
     pub(crate) fn on_disconnected(&mut self) {
-        self.prepared.values_mut().for_each(|prepared| prepared.id = None);
+        self.prepared.values_mut().for_each(|prepared| prepared.set_id(None));
         self.prepared_reads.clear();
         self.has_restored_states = false;
     }
@@ -238,6 +239,9 @@ struct RestoredStatement {
     /// Empty: it was prepared with COM_STMT_PREPARE.
     #[serde(default)]
     name: String,
+    /// The types of its parameters, in base64.
+    #[serde(default)]
+    types: String,
 }
 
 /// The statement's id in the capture.

@@ -16,6 +16,7 @@ use crate::session::{Session, SessionStatus, Task, Work};
 /// A session needs little: the largest item is the buffer for a read.
 const STACK_BYTES: usize = 256 * 1024;
 const WAIT_INTERVAL: Duration = Duration::from_millis(10);
+const TRANSACTION_PATIENCE: Duration = Duration::from_secs(2);
 
 struct Handle {
     work: Sender<Work>,
@@ -77,15 +78,20 @@ impl<'scope, 'env> Sessions<'scope, 'env> {
         Ok(Handle { work: sender, status })
     }
 
-    /// Waits until another session may begin. A session that has nothing to do gives its place.
+    /// Waits until another session may begin. A session that has nothing to do gives its place; after a while, also one
+    /// with an open transaction, since its next statement may be behind the one that waits.
     fn make_room(&mut self) {
+        let patience = Instant::now() + TRANSACTION_PATIENCE;
         while self.context.counters.live_sessions.load(Ordering::Acquire) >= self.max {
             let idle = self.open.iter().filter(|(_, handle)| {
-                handle.status.queued.load(Ordering::Acquire) == 0
-                    && !handle.status.is_in_transaction.load(Ordering::Relaxed)
+                let is_in_transaction = handle.status.is_in_transaction.load(Ordering::Relaxed);
+                handle.status.queued.load(Ordering::Acquire) == 0 && (!is_in_transaction || Instant::now() > patience)
             });
             let longest = idle.min_by_key(|(_, handle)| handle.status.last_used.load(Ordering::Relaxed));
-            if let Some(connection) = longest.map(|(connection, _)| *connection) {
+            // Otherwise a session is ending already.
+            if self.open.len() >= self.max
+                && let Some(connection) = longest.map(|(connection, _)| *connection)
+            {
                 self.open.remove(&connection);
                 Counters::add(&self.context.counters.displaced_sessions);
             }

@@ -74,7 +74,7 @@ def test_wheel_tag_matches_the_binaries(wheel: Path, module: hatch_build.Binary,
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if "/scripts/" in name]
         programs = [hatch_build.read(Path(archive.extract(name, tmp_path))) for name in names]
-    assert {program.name for program in programs} == {"tidevoy-envoy", "tidevoy-rules"}
+    assert {program.name for program in programs} == {"tidevoy-envoy", "tidevoy-replay", "tidevoy-rules"}
     major, minor = max(module.glibc, *(program.glibc for program in programs))
     assert (major, minor) <= (2, 34)
     platform = f"manylinux_{major}_{minor}_{os.uname().machine}"

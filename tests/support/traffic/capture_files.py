@@ -53,15 +53,23 @@ class CapturedCommand:
     def result(self) -> dict[str, Any]:
         """Return the line of the results file."""
         return {
-            **{"conn": self.conn, "time": self.time_ns, "us": 100, "rows": 0, "bytes": 11, "error": 0},
-            **{"checksum": None, "digest": self.digest, "user": self.user, "database": self.database},
+            "conn": self.conn,
+            "time": self.time_ns,
+            "us": 100,
+            "rows": 0,
+            "bytes": 11,
+            "error": 0,
+            "checksum": None,
+            "digest": self.digest,
+            "user": self.user,
+            "database": self.database,
             "node": "tidb-0:4000",
         }
 
 
 @dataclass
 class Capture:
-    """Commands in the order in which they end. Each begins 1 ms after the one before it, unless a time is given."""
+    """Commands in the order in which they end. By default each begins 1 ms after the one before it."""
 
     commands: list[CapturedCommand] = field(default_factory=list)
 
