@@ -5,16 +5,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-import typer
-
 from cli.errors import CliError
 from controlplane.verification.replay_program import find_replay_program
 
 
-def run_replay_program(arguments: Sequence[str]) -> str:
-    """Run the program to its end and return its standard output; its standard error is ours.
+def run_replay_program(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run the program to its end; return its exit code and its standard output.
 
-    Raises CliError if it cannot run, and Exit with its exit code if it fails, since it has said why.
+    Its standard error is ours, so it has said why if the code is not 0. Raises CliError if it cannot run.
     """
     program = find_replay_program()
     try:
@@ -23,9 +21,8 @@ def run_replay_program(arguments: Sequence[str]) -> str:
         raise CliError(f"{program} cannot be run: {error.strerror}") from None
     with process:
         output = _wait_for_output(process)
-    if process.returncode:
-        raise typer.Exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
-    return output
+    code = process.returncode
+    return (code if code >= 0 else 128 - code), output
 
 
 def _wait_for_output(process: subprocess.Popen[str]) -> str:

@@ -60,7 +60,9 @@ def compare(
     """Compare two replays, or a capture and its replay: errors, latencies and results of each statement."""
     with TemporaryDirectory() as directory:
         file = Path(directory) / "comparison.json"
-        run_replay_program(compare_arguments(old, new, file))
+        code, _ = run_replay_program(compare_arguments(old, new, file))
+        if code:
+            raise typer.Exit(code)
         text = file.read_text()
     comparison = parse_comparison(text)
     ratio = DEFAULT_MAX_RATIO if max_ratio is None else max_ratio

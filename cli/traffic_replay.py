@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cli.options import AsJson
-from cli.output import print_result, show_table
+from cli.output import format_time, print_result, show_table
 from cli.replay_program import run_replay_program
+from controlplane.verification.texts import format_microseconds
 
 _DIRECTORIES = typer.Argument(
     metavar="DIR...",
@@ -107,18 +109,34 @@ def replay(
     arguments += [f"{name}={value}" for name, value in values.items() if value is not None]
     arguments += [f"--slow-log={file}" for file in slow_log or ()]
     arguments += [name for name, is_set in flags.items() if is_set]
-    summary = run_replay_program([*arguments, "--", *map(str, directories or ())])
-    if as_json:
+    code, summary = run_replay_program([*arguments, "--", *map(str, directories or ())])
+    if summary and as_json:
         print_result(summary.rstrip("\n"))
-    else:
+    elif summary:
         show_table(("TOTAL", "VALUE"), summary_rows(json.loads(summary)))
+    if code:
+        raise typer.Exit(code)
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the numbers of a replay's summary as rows."""
-    totals = summary.get("totals", summary)
-    return [
-        (name.replace("_", " "), f"{value:g}" if isinstance(value, float) else str(value))
-        for name, value in totals.items()
-        if isinstance(value, int | float | str)
-    ]
+    """Return the numbers of a replay, or of a dry run, as rows."""
+    rows: list[tuple[str, str]] = []
+    for name, value in summary.get("totals", summary).items():
+        if isinstance(value, Mapping):
+            rows += [(_label(f"{name} {key}"), str(count)) for key, count in value.items()]
+        elif value is not None:
+            rows.append(_summary_row(name, value))
+    return rows
+
+
+def _summary_row(name: str, value: float) -> tuple[str, str]:
+    if name.endswith("_ns"):
+        time = datetime.fromtimestamp(value / 1e9, UTC)
+        return _label(name.removesuffix("_ns")), format_time(time.isoformat())
+    if name.endswith("_us"):
+        return _label(name.removesuffix("_us")), format_microseconds(value)
+    return _label(name), f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _label(name: str) -> str:
+    return name.replace("_", " ")

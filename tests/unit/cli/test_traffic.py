@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict
@@ -22,7 +23,18 @@ from tests.support.controlplane.comparisons import (
 )
 
 Install = Callable[[str], Path]
-SUMMARY = {"totals": {"statements": 12, "errors": 1, "seconds": 0.25, "by": {}}, "speed": 1}
+SUMMARY = {
+    "settings": {"speed": 1.0},
+    "totals": {
+        "replayed": 12,
+        "errors_by_code": {"1146": 1},
+        "skipped": {"may_write": 3},
+        "latency_us": 12_345,
+        "first_ns": 1_795_818_400_000_000_000,
+        "last_ns": None,
+        "seconds": 0.25,
+    },
+}
 
 
 @pytest.fixture
@@ -58,7 +70,16 @@ def test_replay_passes_its_options_and_shows_the_totals(
         *("--users=a,b", "--from=2026-11-28T10:00:00Z", "--warm-up=10s", "--reads-only", "--", "one", "two"),
     ]
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows == [["TOTAL", "VALUE"], ["statements", "12"], ["errors", "1"], ["seconds", "0.25"]]
+    assert [row for row in rows if row[0] != "first"] == [
+        ["TOTAL", "VALUE"],
+        ["replayed", "12"],
+        ["errors", "by", "code", "1146", "1"],
+        ["skipped", "may", "write", "3"],
+        ["latency", "12.3ms"],
+        ["seconds", "0.2"],
+    ]
+    (first,) = [row for row in rows if row[0] == "first"]
+    assert re.fullmatch(r"2026-11-2\d \d\d:\d\d:40", " ".join(first[1:]))
 
 
 def test_replay_prints_the_summary_as_json(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,9 +89,12 @@ def test_replay_prints_the_summary_as_json(install: Install, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("code", [1, 2])
-def test_exit_code_of_the_program_is_kept(install: Install, code: int) -> None:
-    install(f"exit {code}")
+def test_exit_code_of_the_program_is_kept(
+    install: Install, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(f"echo '{json.dumps(SUMMARY)}'; exit {code}")
     assert run(["traffic", "replay", "one", "--target", "a:1", "--output", "out"]) == code
+    assert "replayed" in capsys.readouterr().out, "a replay that has ended early has a summary"
     assert run(["traffic", "compare", "a", "b"]) == code
 
 
