@@ -19,11 +19,19 @@ class SlowStatementRelay:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        host, _, port = self._listen.rpartition(":")
-        self._server = await asyncio.start_server(self._forward, host, int(port))
+        await self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Accept connections."""
+        host, _, port = self._listen.rpartition(":")
+        self._server = await asyncio.start_server(self._forward, host, int(port))
+
+    async def close(self) -> None:
+        """Close all connections, and refuse new ones."""
         self._server.close()
         for connection in self._connections:
             connection.cancel()
@@ -49,8 +57,8 @@ class SlowStatementRelay:
                     requests.cancel()
                     responses.cancel()
                     await asyncio.gather(requests, responses, return_exceptions=True)
-        except OSError:
-            pass  # the server is down
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is down, or the relay closes; asyncio would log a cancelled task as an error
         finally:
             writer.close()
             self._connections.discard(task)
