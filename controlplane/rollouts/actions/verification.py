@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -24,7 +24,6 @@ from controlplane.verification.replay_program import (
 from controlplane.verification.verdict import judge, shorten_report
 
 _COMPARE_TIMEOUT_SECONDS = 600.0
-_MAX_COMPARISON_BYTES = 256 << 20
 _THREADS = ThreadPool("verification files", 1)
 _BASELINE_NODE_FILE = "node"
 
@@ -93,15 +92,7 @@ async def _verify(
             "no old node of its group is in service, and there are no results of an old node of this rollout"
         )
     try:
-        problems = await asyncio.gather(
-            *(
-                _run(program, _replay_arguments(capture, target, output, settings), settings.timeout)
-                for target, output in targets.items()
-            )
-        )
-        for target, problem in zip(targets, problems, strict=True):
-            if problem:
-                raise VerificationFailed(f"the replay of {request.capture} on {target} {problem}")
+        await _replay(program, capture, targets, settings)
         if request.baseline is not None:
             await _THREADS.run(_replace_baseline, fresh_old, old, request.baseline)
         baseline = await _THREADS.run((old / _BASELINE_NODE_FILE).read_text)
@@ -109,17 +100,29 @@ async def _verify(
         problem = await _run(program, compare_arguments(old, new, file), _COMPARE_TIMEOUT_SECONDS)
         if problem:
             raise VerificationFailed(f"the comparison with {baseline} {problem}")
-        comparison = await _THREADS.run(lambda: parse_comparison(file.read_bytes()))
-        if not comparison.totals.pairs:
-            after_warm_up = f" after a warm-up of {settings.warm_up} statements" if settings.warm_up else ""
-            raise VerificationFailed(f"no read of {request.capture} ran on both nodes{after_warm_up}")
-        findings = judge(comparison, request.max_ratio, is_same_replay=True)
-        report = VerificationReport(
-            request.node, baseline, now, request.capture, request.max_ratio, comparison, findings
-        )
-        return shorten_report(report)
+        return await _THREADS.run(_judge, request, settings, baseline, file, now)
     finally:
         await _THREADS.run(_remove, new, fresh_old)
+
+
+async def _replay(
+    program: Path, capture: Path, outputs: Mapping[str, Path], settings: VerificationSettings
+) -> None:
+    """Replay on all targets at the same time. Raises VerificationFailed; then the others are ended, too."""
+
+    async def replay(target: str, output: Path) -> None:
+        arguments = _replay_arguments(capture, target, output, settings)
+        if problem := await _run(program, arguments, settings.timeout):
+            raise VerificationFailed(f"the replay of {capture.name} on {target} {problem}")
+
+    replays = [asyncio.create_task(replay(target, output)) for target, output in outputs.items()]
+    try:
+        for ended in asyncio.as_completed(replays):
+            await ended
+    finally:
+        for each in replays:
+            each.cancel()
+        await asyncio.gather(*replays, return_exceptions=True)
 
 
 async def _run(program: Path, arguments: Sequence[str], timeout: float) -> str:
@@ -145,6 +148,21 @@ def _replay_arguments(capture: Path, target: str, output: Path, settings: Verifi
         arguments += ["--ca-file", str(settings.ca)]
     arguments += ["--max-connections", str(settings.max_connections), "--warm-up", str(settings.warm_up)]
     return [*arguments, "--reads-only", "--unbounded"]
+
+
+def _judge(
+    request: VerificationRequest, settings: VerificationSettings, baseline: str, file: Path, now: float
+) -> VerificationReport:
+    comparison = parse_comparison(file.read_bytes())
+    if not comparison.totals.pairs:
+        after_warm_up = f" after a warm-up of {settings.warm_up} statements" if settings.warm_up else ""
+        raise VerificationFailed(f"no read of {request.capture} ran on both nodes{after_warm_up}")
+    findings = judge(comparison, request.max_ratio, is_same_replay=True)
+    return shorten_report(
+        VerificationReport(
+            request.node, baseline, now, request.capture, request.max_ratio, comparison, findings
+        )
+    )
 
 
 def _prepare(directory: Path, *outputs: Path) -> None:

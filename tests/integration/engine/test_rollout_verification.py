@@ -230,8 +230,9 @@ async def test_last_node_is_compared_with_results_of_an_old_node(
 async def test_failed_replay_pauses_the_rollout_until_an_operator_accepts_it(
     fake_nodes: RolloutCluster, program: FakeProgram
 ) -> None:
-    program.install("echo 'error 1045: access denied' >&2; exit 1")
     first = next(iter(fake_nodes.addresses))
+    # The failure ends the other replay.
+    program.install(f"test $target = {first} || sleep 600; echo 'error 1045: access denied' >&2; exit 1")
     async with run_engine(settings(fake_nodes)) as engine, fake_nodes.restarting_nodes():
         rollout = await start(engine, fake_nodes, first)
         paused = await wait_for_phase(engine, rollout.id, RolloutPhase.PAUSED)
