@@ -17,7 +17,7 @@ SCATTER_WIDTH, SCATTER_HEIGHT = 480, 320
 _MAX_DIGESTS = 200  # on a page
 _MIN_RATIO_RANGE = 2.0  # the scale reaches at least from 1/2 to 2
 _MAX_RATIO_RANGE = 64.0  # intervals beyond are cut
-_MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = 56, 14, 12, 42
+_MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = 72, 24, 12, 42
 
 
 @dataclass(frozen=True, slots=True)
