@@ -16,6 +16,7 @@ from api.auth.middleware import AuthMiddleware, BodyLimitMiddleware
 from api.auth.openapi_security import add_security
 from api.console import install as console
 from api.routes import (
+    captures,
     config,
     envoys,
     events,
@@ -46,7 +47,7 @@ def create_app(engine: Engine) -> FastAPI:
     app.state.stopping = asyncio.Event()
     console.install(app, engine)
     for routes in (
-        *(nodes, rollouts, envoys, limits, statements, rules, sessions),
+        *(nodes, rollouts, envoys, limits, statements, rules, sessions, captures),
         *(events, config, health, login),
     ):
         app.include_router(routes.router)

@@ -18,6 +18,8 @@ from starlette.exceptions import HTTPException
 from controlplane.config.rule_checks import RuleEngineUnavailable
 from controlplane.errors import (
     AmbiguousSession,
+    CaptureRunning,
+    CapturesOff,
     ConfigError,
     ConfigErrors,
     EnvoyConnected,
@@ -29,6 +31,7 @@ from controlplane.errors import (
     StateUnavailable,
     TidevoyError,
     UnknownEnvoy,
+    UnknownGroup,
     UnknownNode,
     UnknownRollout,
     UnknownRule,
@@ -53,6 +56,9 @@ class ProblemKind(Enum):
     NEEDS_MODULE = (409, "The operation requires Tidevoy's module in every Envoy")
     UNKNOWN_RULE = (404, "No rule has that name")
     RULE_EXISTS = (409, "A rule has that name already")
+    CAPTURE_RUNNING = (409, "A capture is running")
+    CAPTURES_OFF = (409, "The settings do not allow captures")
+    UNKNOWN_GROUP = (404, "No group has that name")
     UNKNOWN_ROLLOUT = (404, "No rollout has that id")
     UNKNOWN_VERIFICATION = (404, "The rollout has no comparison of that node")
     ROLLOUT_PRECONDITION_FAILED = (409, "The rollout cannot be started or continued in the current state")
@@ -169,6 +175,9 @@ _KIND_BY_ERROR: Mapping[type[TidevoyError], ProblemKind] = {
     UnknownVerification: ProblemKind.UNKNOWN_VERIFICATION,
     UnknownRule: ProblemKind.UNKNOWN_RULE,
     RuleExists: ProblemKind.RULE_EXISTS,
+    CaptureRunning: ProblemKind.CAPTURE_RUNNING,
+    CapturesOff: ProblemKind.CAPTURES_OFF,
+    UnknownGroup: ProblemKind.UNKNOWN_GROUP,
     RuleEngineUnavailable: ProblemKind.UNAVAILABLE,
     RolloutRejected: ProblemKind.ROLLOUT_PRECONDITION_FAILED,
 }

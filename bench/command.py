@@ -15,7 +15,7 @@ import typer
 from bench.balance.cases import CASES
 from bench.errors import convert_errors_to_benchmark_failed
 from bench.machine import Machine, MachineCondition
-from bench.proxies import build_comparison, statement_costs
+from bench.proxies import build_comparison, capture_costs, statement_costs
 from bench.proxies import command as proxies
 from bench.reporting.report import Findings, ReportSection, print_report, report_as_json, write_report
 from cli.output import print_note, show_json
@@ -58,6 +58,7 @@ def register(app: typer.Typer) -> None:
     bench.command("proxies")(proxies.command)
     bench.command("against")(build_comparison.command)
     bench.command("statements")(statement_costs.command)
+    bench.command("capture")(capture_costs.command)
     bench.command("moves")(_moves)
     bench.command("balance")(_balance)
     app.add_typer(bench, name="bench")

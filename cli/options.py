@@ -31,9 +31,14 @@ def parse_duration(text: str, max_days: int = _MAX_DURATION_DAYS) -> float:
     return total
 
 
-def duration_option(help_text: str, max_days: int = _MAX_DURATION_DAYS) -> Any:
-    """Return an option whose value `parse_duration` parses."""
-    return typer.Option(parser=partial(parse_duration, max_days=max_days), metavar="DURATION", help=help_text)
+def duration_option(help_text: str, max_days: int = _MAX_DURATION_DAYS, *, name: str | None = None) -> Any:
+    """Return an option whose value `parse_duration` parses. `name`: default is that of the parameter."""
+    return typer.Option(
+        *([name] if name is not None else []),
+        parser=partial(parse_duration, max_days=max_days),
+        metavar="DURATION",
+        help=help_text,
+    )
 
 
 def parse_labels(pairs: list[str]) -> dict[str, str]:

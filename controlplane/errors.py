@@ -112,6 +112,23 @@ class InvalidRules(TidevoyError):
         super().__init__("; ".join(f"{place}: {problem}" for place, problem in problems))
 
 
+class CapturesOff(TidevoyError):
+    def __init__(self) -> None:
+        super().__init__(
+            "captures are off; set capture.directory to a directory on the machines of the Envoys, and reload"
+        )
+
+
+class CaptureRunning(TidevoyError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the capture {name} is running; stop it first (`tidevoy traffic capture stop`)")
+
+
+class UnknownGroup(TidevoyError):
+    def __init__(self, group: str) -> None:
+        super().__init__(f"no group of nodes in the settings is named {group}")
+
+
 class StateUnavailable(TidevoyError):
     """A change could not be saved: `path` could not be written, or could not be read before the write."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from api.console import envoys, events, live_updates, nodes, pages, rollouts, rules, statements
+from api.console import captures, envoys, events, live_updates, nodes, pages, rollouts, rules, statements
 from api.console.charts import TrafficSampler
 from api.console.errors import ConsoleRoute
 from api.problems import ProblemError, ProblemKind
@@ -39,7 +39,7 @@ async def not_found(request: Request, rest: str) -> Response:
 def install(app: FastAPI, engine: Engine) -> None:
     """Add the pages. Call it before adding the REST routes, because `/` must match the console first."""
     app.state.traffic_sampler = TrafficSampler(engine)
-    for module in (nodes, envoys, statements, rollouts, rules, events, live_updates, pages):
+    for module in (nodes, envoys, statements, rollouts, rules, captures, events, live_updates, pages):
         app.include_router(module.router)
     app.include_router(_login_router)
     app.include_router(_fallback_router)

@@ -20,7 +20,7 @@ _MIN_INTERVAL_SECONDS = 1.0  # between two messages, because after each one the 
 _MAX_ANNOUNCEMENTS = 3  # per message; users do not read more
 
 # In each message: counters change without events.
-_POLLED_TOPICS = ("nodes", "envoys", "statements", "rules", "rollouts")
+_POLLED_TOPICS = ("nodes", "envoys", "statements", "rules", "capture", "rollouts")
 # Events that are announced as text, also to screen readers.
 _ANNOUNCED_EVENTS = (
     "node.state",

@@ -21,6 +21,7 @@ from controlplane.config.balance import (
     RebalanceSettings,
     ZoneSettings,
 )
+from controlplane.config.capture import CaptureSettings
 from controlplane.config.envoy import EnvoyEndSettings, EnvoyHealthSettings, EnvoyOverloadSettings
 from controlplane.config.limits import LimitSettings
 from controlplane.config.login import LoginSettings
@@ -204,6 +205,7 @@ class Settings(SettingsSection):
     backend: BackendSettings = section(BackendSettings, "Connections to TiDB.")
     limits: LimitSettings = section(LimitSettings, "Limits of client connections over all Envoys.")
     statements: StatementSettings = section(StatementSettings, "Statistics, log and rules of statements.")
+    capture: CaptureSettings = section(CaptureSettings, "Captures of the traffic of clients.")
     tls: SqlTlsSettings = section(SqlTlsSettings, "TLS of SQL traffic.")
     health: HealthCheckSettings = section(HealthCheckSettings, "Health checks.")
     balance: BalanceSettings = section(BalanceSettings, "Load balancing.")
@@ -369,4 +371,5 @@ def build_policy(settings: Settings) -> Policy:
         module_switches=settings.module.switches,
         limits=settings.limits.to_rules(),
         rules=settings.statements.rule_list,
+        capture_directory=None if settings.capture.directory is None else str(settings.capture.directory),
     )

@@ -12,6 +12,7 @@ from controlplane.decide.balance.assign_weights import assign_weights
 from controlplane.decide.balance.rebalance import rebalance
 from controlplane.decide.inputs import Inputs
 from controlplane.decide.limits import plan_limits
+from controlplane.model.capture import Capture
 from controlplane.model.facts import Facts
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import Intents
@@ -67,7 +68,14 @@ def compute_plan(
         intents.switch_overrides,
         plan_limits(inputs, may_raise=not is_standalone),
         intents.rules,
+        _running_capture(intents, policy, now),
     )
+
+
+def _running_capture(intents: Intents, policy: Policy, now: float) -> Capture | None:
+    """Return the capture that is running; None also if captures have been switched off since its start."""
+    capture, is_allowed = intents.capture, policy.capture_directory is not None
+    return capture if capture is not None and capture.is_running(now) and is_allowed else None
 
 
 def _with_groups(planned: Mapping[str, NodePlan], policy: Policy) -> dict[str, NodePlan]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from controlplane.decide.balance import metric_levels
 from controlplane.decide.inputs import Inputs
 from controlplane.decide.session_counts import session_count, sessions_of_envoy
+from controlplane.model.capture import Capture
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.health import Health
@@ -18,7 +19,17 @@ from controlplane.model.nodes import EMPTY_MAP, Source, State, TopologyProblem
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
 from controlplane.model.rules import RuleSource, StatementRule
 from controlplane.model.traffic import Ejection, ModuleReport, Traffic, sum_traffic
-from controlplane.model.views import DrainProgress, EnvoyLimitView, EnvoyView, LimitView, NodeView, RuleView
+from controlplane.model.views import (
+    CaptureState,
+    CaptureView,
+    DrainProgress,
+    EnvoyCaptureView,
+    EnvoyLimitView,
+    EnvoyView,
+    LimitView,
+    NodeView,
+    RuleView,
+)
 
 _NO_REBALANCE, _NO_INTENTS = RebalanceState(), Intents()
 # Ejections from an older report are not shown, because they may be over.
@@ -158,6 +169,43 @@ def rule_views(rules: Iterable[tuple[RuleSource, StatementRule]], facts: Facts) 
         )
         for source, rule in rules
     ]
+
+
+def capture_view(
+    capture: Capture | None, statuses: Iterable[EnvoyStatus], facts: Facts, directory: str | None, now: float
+) -> CaptureView:
+    """Return the view of the running or last capture.
+
+    `directory`: that of all captures; None: captures are off.
+    """
+    if capture is None:
+        return CaptureView()
+    is_running = capture.is_running(now) and directory is not None
+    reported = {
+        envoy: counts
+        for envoy, report in facts.module_reports.items()
+        if (counts := report.capture) is not None and counts.until_ms == capture.until_ms
+    }
+    problems = {
+        status.id: "" if status.filter == "module" else "it does not use Tidevoy's module"
+        for status in statuses
+        if status.connected_since is not None and capture.applies_to(status.id)
+    }
+    expected = problems.keys() | set(capture.envoys) if is_running else set()
+    return CaptureView(
+        CaptureState.RUNNING if is_running else CaptureState.ENDED,
+        capture,
+        None if is_running else min(now, capture.until if capture.stopped_at is None else capture.stopped_at),
+        f"{directory}/{capture.name}" if directory is not None else "",
+        tuple(
+            EnvoyCaptureView(
+                envoy,
+                reported.get(envoy),
+                "" if envoy in reported else problems.get(envoy, "it is not connected"),
+            )
+            for envoy in sorted(reported.keys() | expected)
+        ),
+    )
 
 
 def topology_problems(facts: Facts) -> list[TopologyProblem]:

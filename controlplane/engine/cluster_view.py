@@ -16,7 +16,7 @@ from controlplane.model.facts import Facts
 from controlplane.model.nodes import TopologyProblem
 from controlplane.model.plan import NodePlan, Plan
 from controlplane.model.rules import effective_rules
-from controlplane.model.views import DrainProgress, EnvoyView, LimitView, NodeView, RuleView
+from controlplane.model.views import CaptureView, DrainProgress, EnvoyView, LimitView, NodeView, RuleView
 from controlplane.observe.fact_store import FactStore
 from controlplane.observe.statements.collector import StatementCollector
 from controlplane.rollouts.observation import ClusterState
@@ -117,6 +117,13 @@ class ClusterView:
         """Return the rules for statements in the order in which they apply."""
         rules = effective_rules(self._intents.current.rules, self._planner.policy.rules)
         return views.rule_views(rules, self.facts)
+
+    def capture(self) -> CaptureView:
+        """Return the running or last capture of the traffic of clients."""
+        directory = self._planner.policy.capture_directory
+        return views.capture_view(
+            self._intents.current.capture, self._envoy_statuses(), self.facts, directory, self._clock()
+        )
 
     def readiness_problems(self) -> list[str]:
         """Return why traffic cannot be served, one sentence each; empty if it can."""

@@ -13,6 +13,7 @@ from controlplane.clock import Clock, monotonic_unix_clock
 from controlplane.config.loader import apply_reload
 from controlplane.config.settings import Settings, build_policy
 from controlplane.decide.node_sources import forget_completed_removals
+from controlplane.engine.capture_operations import CaptureOperations
 from controlplane.engine.cluster_view import ClusterView
 from controlplane.engine.node_operations import NodeOperations
 from controlplane.engine.plan_saver import PlanSaver
@@ -48,8 +49,8 @@ log = structlog.get_logger("tidevoy.engine")
 class Engine:
     """A control plane. Call every method from the event loop that runs `run`.
 
-    `cluster` and `statements` read the current state, `operations`, `rules` and `rollouts` change it,
-    `sessions` asks the Envoys about their sessions, and `events` is the event log.
+    `cluster` and `statements` read the current state, `operations`, `rules`, `captures` and `rollouts` change
+    it, `sessions` asks the Envoys about their sessions, and `events` is the event log.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Engine:
         self.sessions = SessionDirectory(command_queue, self.cluster, self._replicas)
         self.operations = NodeOperations(clock, self._intents, self._planner, self.cluster)
         self.rules = RuleOperations(self._intents, self._planner, self.operations)
+        self.captures = CaptureOperations(clock, self._planner, self.cluster, self.operations)
         self.rollouts = RolloutService(
             self._store,
             clock=clock,

@@ -16,7 +16,12 @@ from controlplane.engine.drain_progress import DrainProgressTracker
 from controlplane.engine.plan_generation import PlanGeneration
 from controlplane.engine.plan_saver import PlanSaver
 from controlplane.events.event_log import EventLog
-from controlplane.events.event_messages import drain_finished, node_events, rebalance_events
+from controlplane.events.event_messages import (
+    capture_events,
+    drain_finished,
+    node_events,
+    rebalance_events,
+)
 from controlplane.intents.repository import IntentRepository
 from controlplane.metrics.registry import Metrics
 from controlplane.model.envoys import EnvoyStatus
@@ -237,7 +242,11 @@ class Planner:
         is_changed = self.plan != before
         if is_changed:
             self._metrics.count_state_changes(before, self.plan)
-            for draft in (*node_events(before, self.plan), *rebalance_events(before, self.plan)):
+            for draft in (
+                *node_events(before, self.plan),
+                *rebalance_events(before, self.plan),
+                *capture_events(before, self.plan, now),
+            ):
                 self._events.emit(*draft)
         has_opened = self._try_open_gate(facts, now)
         for address, progress in self.drain_progress.update(self.plan, facts, now):

@@ -142,6 +142,23 @@ def rebalance_events(before: Plan, after: Plan) -> Iterator[EventDraft]:
         yield EventDraft("balance.rebalance_over", "nodes", f"rebalancing ended: {now.reason}")
 
 
+def capture_events(before: Plan, after: Plan, now: float) -> Iterator[EventDraft]:
+    """Yield events when a capture of the traffic of clients starts or ends."""
+    past, current = before.capture, after.capture
+    if past == current:
+        return
+    if past is not None:
+        reason = "its time is over" if now >= past.until else "it was stopped"
+        yield EventDraft("capture.ended", past.name, f"the capture {past.name} has ended: {reason}")
+    if current is not None:
+        filters = {"envoys": current.envoys, "users": current.users, "groups": current.groups}
+        limits = "; ".join(f"{name} {', '.join(values)}" for name, values in filters.items() if values)
+        minutes = f"{(current.until - current.started_at) / 60:g} min"
+        message = f"the capture {current.name} has started, for {minutes}: {limits or 'all traffic'}"
+        data = {"until": current.until, **{name: list(values) for name, values in filters.items()}}
+        yield EventDraft("capture.started", current.name, message, data)
+
+
 def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
     """Yield events for the intents that were added, changed or withdrawn."""
     for address, drain in _changed(before.drains, after.drains):

@@ -11,7 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from controlplane.errors import VersionConflict
+from controlplane.errors import CaptureRunning, VersionConflict
+from controlplane.model.capture import Capture
 from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
 from controlplane.model.module_switches import NO_OVERRIDES
 from controlplane.model.nodes import EMPTY_MAP
@@ -143,6 +144,23 @@ def set_rules(
     if intents.rules != known:
         raise VersionConflict("the list of rules")
     return replace(intents, rules=rules)
+
+
+def start_capture(intents: Intents, capture: Capture) -> Intents:
+    """Start a capture, at a time in `started_at`. Raises CaptureRunning."""
+    last = intents.capture
+    if last is not None and last.is_running(capture.started_at):
+        raise CaptureRunning(last.name)
+    if last is not None and last.until_ms == capture.until_ms:
+        capture = replace(capture, until=round(capture.until + 0.001, 3))
+    return replace(intents, capture=capture)
+
+
+def stop_capture(intents: Intents, at: float) -> Intents:
+    """Stop the running capture. An ended capture stays as it is."""
+    if intents.capture is None or not intents.capture.is_running(at):
+        return intents
+    return replace(intents, capture=replace(intents.capture, stopped_at=at))
 
 
 def _with_key(mapping: Mapping[str, V], key: str, value: V) -> Mapping[str, V]:

@@ -50,6 +50,15 @@ _LOGS = {
 }
 
 
+_CAPTURE_COUNTS = {
+    "records": "Records that the present or last capture of traffic has written.",
+    "dropped": "Records that are missing in it, because the disk was slow or full.",
+    "filtered": "Statements that it left out, because they hold secrets.",
+    "bytes": "Bytes of its files.",
+    "write_errors": "Failed attempts to write its files.",
+}
+
+
 def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
     """Yield all metric families, which are empty without module reports."""
     all_reports = list(reports)
@@ -73,7 +82,7 @@ def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
         dropped.add_metric([report.envoy], report.dropped_series)
         for node, ejection in report.ejections.items():
             ejected.add_metric([report.envoy, node, ejection.reason], ejection.since)
-    yield from (info, dropped, ejected, *_log_families(all_reports))
+    yield from (info, dropped, ejected, *_log_families(all_reports), *_capture_families(all_reports))
     rows = [
         ([report.envoy, node], traffic) for report in all_reports for node, traffic in report.nodes.items()
     ]
@@ -97,6 +106,22 @@ def _log_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
                 lines.add_metric([report.envoy, "dropped"], counts.dropped)
                 errors.add_metric([report.envoy], counts.write_errors)
         yield from (lines, errors)
+
+
+def _capture_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
+    captures = [(report.envoy, report.capture) for report in reports if report.capture is not None]
+    active = GaugeMetricFamily(
+        "tidevoy_capture_active", "1 while the Envoy captures traffic.", labels=["envoy"]
+    )
+    for envoy, counts in captures:
+        active.add_metric([envoy], counts.is_active)
+    yield active
+    for name, documentation in _CAPTURE_COUNTS.items():
+        # The counts begin at zero with each capture, which Prometheus takes for a restart.
+        family = CounterMetricFamily(f"tidevoy_capture_{name}", documentation, labels=["envoy"])
+        for envoy, counts in captures:
+            family.add_metric([envoy], getattr(counts, name))
+        yield family
 
 
 def _logins_and_latency(rows: Iterable[tuple[list[str], Traffic]]) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controlplane.model.capture import Capture
 from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.rules import StatementRule
@@ -50,3 +51,4 @@ class Intents:
     ended_envoys: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
     switch_overrides: Mapping[str, SwitchOverrides] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
     rules: tuple[StatementRule, ...] = ()  # in their order
+    capture: Capture | None = None  # the running or the last capture

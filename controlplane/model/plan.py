@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controlplane.model.capture import Capture
 from controlplane.model.limits import LimitPlan, LimitRule
 from controlplane.model.module_switches import ALL_ON, ModuleSwitches, SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP, GroupZone, Node, NodeGroup, State
@@ -66,6 +67,7 @@ class Policy:
     module_switches: ModuleSwitches = ALL_ON
     limits: tuple[LimitRule, ...] = ()
     rules: tuple[StatementRule, ...] = ()  # those of the settings
+    capture_directory: str | None = None  # None: captures are off
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +138,4 @@ class Plan:
     limits: Mapping[str, LimitPlan] = field(default_factory=lambda: EMPTY_MAP)  # by name of the rule
     # Those that the API has set; they come before those of the settings.
     rules: tuple[StatementRule, ...] = ()
+    capture: Capture | None = None  # the running capture of the traffic of clients

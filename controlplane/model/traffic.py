@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
+from controlplane.model.capture import CaptureCounts
 from controlplane.model.limits import LimitUsage
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.rules import RuleHits
@@ -169,6 +170,7 @@ class ModuleReport:
     dropped_series: int = 0
     # By name of the log. A log that has been off since the Envoy started is missing.
     logs: Mapping[str, LogCounts] = field(default_factory=lambda: EMPTY_MAP)
+    capture: CaptureCounts | None = None  # None: no capture since the Envoy started
     session_counts: SessionCounts | None = None
     is_first: bool = False
 

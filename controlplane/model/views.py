@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+from controlplane.model.capture import Capture, CaptureCounts
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.health import Health
 from controlplane.model.intents import DrainIntent
@@ -129,6 +131,34 @@ class RuleView:
     def dry_run_hits(self) -> int:
         """How often it would have applied."""
         return sum(hits.dry_run_hits for hits in self.envoys.values())
+
+
+class CaptureState(StrEnum):
+    """Whether traffic of clients is captured."""
+
+    NONE = "none"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyCaptureView:
+    """What one Envoy has captured."""
+
+    envoy: str
+    counts: CaptureCounts | None  # None: it has not reported this capture
+    problem: str = ""  # why it cannot capture; empty: it can, as far as is known
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureView:
+    """The running or last capture, as `GET /v1/traffic/capture` shows it."""
+
+    state: CaptureState = CaptureState.NONE
+    capture: Capture | None = None  # None: there was none
+    ended_at: float | None = None  # None: it is running, or there was none
+    directory: str = ""  # of the capture, on the machines of the Envoys; empty: captures are off
+    envoys: tuple[EnvoyCaptureView, ...] = ()  # those that have to capture, and those that have reported it
 
 
 @dataclass(frozen=True, slots=True)

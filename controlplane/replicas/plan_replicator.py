@@ -74,7 +74,7 @@ def _plan_state(plan: Plan) -> tuple[object, ...]:
     is_balanced = plan.rebalance.since is None
     rules = {name: limit.rule for name, limit in plan.limits.items()}
     reason, zones = plan.panic_threshold_reason, plan.overloaded_zones
-    return plan.rebalance.round, is_balanced, reason, zones, rules, plan.rules
+    return plan.rebalance.round, is_balanced, reason, zones, rules, plan.rules, plan.capture
 
 
 def _node_state(node: NodePlan) -> tuple[object, ...]:

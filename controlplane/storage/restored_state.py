@@ -10,9 +10,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
+from controlplane.model.capture import MAX_DURATION_SECONDS, Capture
 from controlplane.model.intents import Intents
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
 from controlplane.model.rollout import Rollout
+
+_MAX_CLOCK_DIFFERENCE_SECONDS = 600.0  # between two replicas
 
 T = TypeVar("T", float, float | None)
 
@@ -37,7 +40,18 @@ def clamp_intent_times(intents: Intents, now: float) -> Intents:
     drains = {a: replace(drain, since=min(drain.since, now)) for a, drain in intents.drains.items()}
     removed = {address: min(since, now) for address, since in intents.removed.items()}
     ended = {envoy: min(at, now) for envoy, at in intents.ended_envoys.items()}
-    return replace(intents, drains=drains, removed=removed, ended_envoys=ended)
+    capture = intents.capture and _clamp_capture(intents.capture, now)
+    return replace(intents, drains=drains, removed=removed, ended_envoys=ended, capture=capture)
+
+
+def _clamp_capture(capture: Capture, now: float) -> Capture:
+    """Return the capture with an end that is possible.
+
+    Its times are not clamped to `now`, since `until` identifies it for all replicas, and the clocks of two
+    machines differ.
+    """
+    latest = now + MAX_DURATION_SECONDS + _MAX_CLOCK_DIFFERENCE_SECONDS
+    return capture if capture.until <= latest else replace(capture, started_at=now, until=round(latest, 3))
 
 
 def sort_steps(rollout: Rollout) -> Rollout:

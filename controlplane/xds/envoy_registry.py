@@ -42,7 +42,7 @@ class EnvoyRegistry:
     def profiles(self, snapshots: SnapshotCache) -> set[EnvoyProfile]:
         """Return the profiles of all connected Envoys, with their switches of the module in `snapshots`."""
         return {
-            snapshots.with_overrides(stream.profile, envoy)
+            snapshots.profile_of(stream.profile, envoy)
             for envoy, record in self._records.items()
             for stream in record.open_streams
         }

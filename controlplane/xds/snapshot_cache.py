@@ -13,7 +13,7 @@ from itertools import starmap
 from controlplane.config import schema
 from controlplane.config.loader import apply_reload
 from controlplane.config.settings import Settings, build_policy
-from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
+from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.plan import Plan
 from controlplane.xds.resource_set import (
     Resource,
@@ -95,14 +95,14 @@ class StaticResources:
         self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
 
     def for_profile(self, profile: EnvoyProfile) -> tuple[ResourceSet, ResourceSet]:
-        """Return the clusters and listeners of a profile, the same in each zone and for all overrides."""
-        zoneless = profile.for_group_and_zone(profile.group, "").with_overrides(NO_OVERRIDES)
-        if zoneless not in self._cache:
-            self._cache[zoneless] = (
-                build_resource_set(CLUSTER, self._build(build_clusters, zoneless)),
-                build_resource_set(LISTENER, self._build(build_listeners, zoneless)),
+        """Return the clusters and listeners of a profile, the same in each zone and for each plan."""
+        profile = profile.for_all_plans
+        if profile not in self._cache:
+            self._cache[profile] = (
+                build_resource_set(CLUSTER, self._build(build_clusters, profile)),
+                build_resource_set(LISTENER, self._build(build_listeners, profile)),
             )
-        return self._cache[zoneless]
+        return self._cache[profile]
 
     def changed_settings(self, profile: EnvoyProfile, held: frozenset[str]) -> tuple[str, ...]:
         """Return which settings have changed since an Envoy got the resources that it holds.
@@ -151,7 +151,7 @@ class SnapshotCache:
         self._endpoint_sets: dict[tuple[tuple[GroupListener, str], ...], ResourceSet] = {}
         self._assignments: dict[tuple[GroupListener, str], Resource] = {}
         self._live_config_sets: dict[
-            tuple[tuple[GroupListener, ...], SwitchOverrides, frozenset[str]], ResourceSet
+            tuple[tuple[GroupListener, ...], SwitchOverrides, frozenset[str], str], ResourceSet
         ] = {}
         self._nodes_by_group = nodes_by_group(self._plan)
         self._preferred_zones = (
@@ -169,9 +169,9 @@ class SnapshotCache:
         static_resources = self._static_resources
         return () if static_resources is None else static_resources.changed_settings(profile, held)
 
-    def with_overrides(self, profile: EnvoyProfile, envoy: str) -> EnvoyProfile:
-        """Return the profile with the switches that this plan has for an Envoy."""
-        return profile.with_overrides(self._plan.switch_overrides.get(envoy, NO_OVERRIDES))
+    def profile_of(self, profile: EnvoyProfile, envoy: str) -> EnvoyProfile:
+        """Return the profile with what this plan has for an Envoy."""
+        return profile.for_plan(self._plan, envoy)
 
     def __getitem__(self, profile: EnvoyProfile) -> Snapshot:
         if profile not in self._cache:
@@ -202,7 +202,7 @@ class SnapshotCache:
         self, groups: tuple[GroupListener, ...], settings: Settings, profile: EnvoyProfile
     ) -> ResourceSet:
         """Return the live configurations of these groups, which are the same in each zone."""
-        key = (groups, profile.overrides, profile.features)
+        key = (groups, profile.overrides, profile.features, profile.capturing_envoy)
         if key not in self._live_config_sets:
             self._live_config_sets[key] = build_resource_set(
                 LIVE_CONFIG, (self._build_live_config(group, settings, profile) for group in groups)
@@ -212,7 +212,13 @@ class SnapshotCache:
     def _build_live_config(self, group: GroupListener, settings: Settings, profile: EnvoyProfile) -> Resource:
         nodes, name = self._nodes_by_group.get(group.group, []), group.live_config_name
         text = render_live_config(
-            self._plan, nodes, settings, group.group, profile.overrides, profile.features
+            self._plan,
+            nodes,
+            settings,
+            group.group,
+            profile.overrides,
+            profile.features,
+            profile.capturing_envoy,
         )
 
         def encode(json_text: str) -> bytes:

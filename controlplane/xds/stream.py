@@ -206,7 +206,7 @@ class Stream:
 
     def _snapshot(self, snapshots: SnapshotCache, profile: EnvoyProfile | None = None) -> Snapshot | None:
         """Return this Envoy's snapshot of a profile, by default of its own."""
-        return snapshots.get(snapshots.with_overrides(profile or self.profile, self.envoy_node.id))
+        return snapshots.get(snapshots.profile_of(profile or self.profile, self.envoy_node.id))
 
     def _handle(self, request: Any) -> StreamNack | None:
         resource_type = RESOURCE_TYPES_BY_URL.get(request.type_url)

@@ -26,6 +26,7 @@ _RATE_OF_FLEET = (
     "the rate of one TiProxy; Tidevoy's is for all Envoys together. The highest rate of these keys counts"
 )
 _METERING = "Tidevoy does not meter traffic; `tidevoy_bytes_total` counts the bytes of each node"
+_CAPTURES_ARE_PLAIN = "captures of traffic (`capture.directory`) are not encrypted: use an encrypted disk"
 _KEEPALIVED = "Envoys have no virtual address of their own: use keepalived (docs/operate/virtual-ip.md)"
 
 _PROXY = (
@@ -300,9 +301,7 @@ _SECURITY = (
         to="tls.backend.verify",
         note="`none`, with `tls.backend.mode: preferred`. Without effect if there is a CA, as in TiProxy",
     ),
-    no_equivalent(
-        "security.encryption-key-path", kind=_TEXT, note="Tidevoy does not capture or replay traffic"
-    ),
+    no_equivalent("security.encryption-key-path", kind=_TEXT, note=_CAPTURES_ARE_PLAIN),
     mapped("security.require-backend-tls", to="tls.backend.mode", kind=_BOOLEAN, note="true is `required`"),
 )
 
@@ -397,7 +396,9 @@ _OTHER = (
         *(f"metering.localfs.{name}" for name in ("base-path", "create-dirs", "permissions")),
         note=_METERING,
     ),
-    no_equivalent("enable-traffic-replay", kind=_BOOLEAN, note="Tidevoy does not capture or replay traffic"),
+    no_equivalent(
+        "enable-traffic-replay", kind=_BOOLEAN, note="set `capture.directory` for `tidevoy traffic capture`"
+    ),
 )
 
 _REMOVED = (
@@ -432,7 +433,7 @@ _REMOVED = (
         "security.rsa-key-size",
         note="current releases of TiProxy ignore it",
     ),
-    no_equivalent("security.encryption.key-path", note="Tidevoy does not capture or replay traffic"),
+    no_equivalent("security.encryption.key-path", note=_CAPTURES_ARE_PLAIN),
     needless(
         *(f"balance.{name}.enable" for name in ("cpu", "error", "label", "location", "memory")),
         note="`balance.policy` selects the factors",

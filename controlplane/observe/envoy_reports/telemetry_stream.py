@@ -24,6 +24,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from controlplane.model.capture import CAPTURE_COUNTS, CaptureCounts
 from controlplane.model.limits import LimitUsage
 from controlplane.model.module_switches import SWITCHES
 from controlplane.model.rules import RuleHits
@@ -62,6 +63,11 @@ _LIMIT_FIELDS = {
     "limit_quota": "quota",
     "limit_over_quota": "is_over_quota",
     "limit_refusals": "refused",
+}
+_CAPTURE_FIELDS = {
+    "capture_until": "until_ms",
+    "capture_active": "is_active",
+    **{f"capture_{name}": name for name in CAPTURE_COUNTS},
 }
 _RECENT_WINDOW_SECONDS = 60.0  # "recent" values cover the last one to two windows
 _FLUSH_SECONDS = 1.0  # all messages of one flush arrive within this time
@@ -145,6 +151,7 @@ class TelemetryStream:
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._runtime_off: frozenset[str] = frozenset()
         self._logs: dict[str, LogCounts] = {}  # by name; a log that has been off has none
+        self._capture: CaptureCounts | None = None
         self._is_ending = self._has_ended = False
         self._limits: dict[str, LimitUsage] = {}  # by name of the rule
         self._rule_hits: dict[str, RuleHits] = {}  # by name of the rule
@@ -266,6 +273,8 @@ class TelemetryStream:
             return self._apply_log(name.removesuffix("_lines"), labels.get("result", ""), value)
         elif name.endswith("_log_write_errors"):
             return self._apply_log(name.removesuffix("_write_errors"), "write_errors", value)
+        elif name in _CAPTURE_FIELDS:
+            self._apply_capture(_CAPTURE_FIELDS[name], value)
         elif name in _LIMIT_FIELDS:
             return self._apply_limit(_LIMIT_FIELDS[name], labels.get("rule", ""), value)
         elif name == "rule_hits":
@@ -289,6 +298,13 @@ class TelemetryStream:
             return False
         self._logs[log] = replace(self._logs.get(log, LogCounts()), **{field: value})
         return True
+
+    def _apply_capture(self, field: str, value: int) -> None:
+        counts = self._capture or CaptureCounts()
+        if field == "until_ms" and value != counts.until_ms:
+            counts = CaptureCounts()  # the others may be those of the capture before, until the next flush
+        change: dict[str, Any] = {field: bool(value) if field == "is_active" else value}
+        self._capture = replace(counts, **change)
 
     def _apply_limit(self, field: str, rule: str, value: int) -> bool:
         if rule not in self._limits and (not rule or len(self._limits) >= _MAX_LIMITS):
@@ -348,6 +364,7 @@ class TelemetryStream:
             rule_hits=MappingProxyType(dict(self._rule_hits)),
             dropped_series=self._dropped,
             logs=MappingProxyType(dict(self._logs)),
+            capture=self._capture,
             session_counts=session_counts,
             is_first=is_first,
         )

@@ -17,8 +17,10 @@ from typing import Any
 
 from envoy.config.core.v3 import extension_pb2
 
+from controlplane.config.capture import CaptureSettings
 from controlplane.config.settings import Settings
 from controlplane.config.statements import StatementSettings
+from controlplane.model.capture import Capture
 from controlplane.model.limits import LimitPlan
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import NodePlan, Plan
@@ -38,11 +40,13 @@ def render_live_config(
     group: str,
     overrides: SwitchOverrides = NO_OVERRIDES,
     features: Collection[str] = MODULE_FEATURES,
+    capturing_envoy: str = "",
 ) -> str:
     """Return the live configuration of a group as JSON, with its nodes in the given order.
 
     `overrides` and `features` are those of the Envoys that get it, and of their modules. Earlier modules of
-    this release reject a configuration with keys that they do not know.
+    this release reject a configuration with keys that they do not know. `capturing_envoy`: the Envoy that
+    gets it, if it captures traffic.
     """
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
@@ -59,6 +63,8 @@ def render_live_config(
     if STATEMENTS_FEATURE in features:
         limits |= _statement_keys(settings.statements)
         rules = _rules(plan, settings)
+    if capturing_envoy and plan.capture is not None and settings.capture.directory is not None:
+        limits["capture"] = _capture(plan.capture, settings.capture, capturing_envoy)
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}{rules}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
@@ -91,6 +97,18 @@ def _statement_keys(statements: StatementSettings) -> dict[str, Any]:
     if statements.log.path is not None:
         keys["statement_log"] = statements.log.model_dump(mode="json")
     return keys
+
+
+def _capture(capture: Capture, settings: CaptureSettings, envoy: str) -> dict[str, Any]:
+    return {
+        "name": capture.name,
+        "directory": str(settings.directory),
+        "until": capture.until,
+        "users": list(capture.users),
+        "groups": list(capture.groups),
+        "max_bytes": settings.max_bytes,
+        "envoy": envoy,
+    }
 
 
 def _rules(plan: Plan, settings: Settings) -> str:

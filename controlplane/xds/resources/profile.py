@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
+from controlplane.model.plan import Plan
 from controlplane.version import VERSION, is_compatible
 
 # The MySQL filter of Envoy's contrib builds, as named in `Node.extensions`.
@@ -21,7 +22,9 @@ FEATURES_METADATA_KEY = "tidevoy.module.features"
 LIVE_SETTINGS_FEATURE = "live-settings"
 # The module reports statistics of statements.
 STATEMENTS_FEATURE = "statements"
-MODULE_FEATURES = (LIVE_SETTINGS_FEATURE, STATEMENTS_FEATURE)
+# The module captures the traffic of clients.
+CAPTURE_FEATURE = "capture"
+MODULE_FEATURES = (LIVE_SETTINGS_FEATURE, STATEMENTS_FEATURE, CAPTURE_FEATURE)
 # Key of `Node.metadata` with the only group that the Envoy serves.
 GROUP_METADATA_KEY = "tidevoy.group"
 
@@ -37,6 +40,7 @@ class EnvoyProfile:
     zone: str = ""  # the location of the Envoy; empty if it is unknown
     overrides: SwitchOverrides = NO_OVERRIDES
     features: frozenset[str] = frozenset()  # those of MODULE_FEATURES that the Envoy's module has
+    capturing_envoy: str = ""  # the Envoy's id while it captures traffic, else empty: other Envoys share it
 
     @property
     def has_module(self) -> bool:
@@ -56,9 +60,19 @@ class EnvoyProfile:
         """Return this profile with the group, the zone and the features of an Envoy."""
         return replace(self, group=envoy_node.group, zone=envoy_node.zone, features=envoy_node.features)
 
-    def with_overrides(self, overrides: SwitchOverrides) -> EnvoyProfile:
-        """Return this profile with the switches of the module that an operator has set for the Envoy."""
-        return self if overrides == self.overrides else replace(self, overrides=overrides)
+    def for_plan(self, plan: Plan, envoy: str) -> EnvoyProfile:
+        """Return this profile with what the plan has for an Envoy: switches, and whether it captures."""
+        overrides = plan.switch_overrides.get(envoy, NO_OVERRIDES)
+        captures = plan.capture is not None and plan.capture.applies_to(envoy)
+        capturing_envoy = envoy if captures and CAPTURE_FEATURE in self.features else ""
+        if (overrides, capturing_envoy) == (self.overrides, self.capturing_envoy):
+            return self
+        return replace(self, overrides=overrides, capturing_envoy=capturing_envoy)
+
+    @property
+    def for_all_plans(self) -> EnvoyProfile:
+        """This profile without what only affects resources that depend on the plan."""
+        return replace(self, zone="", overrides=NO_OVERRIDES, capturing_envoy="")
 
 
 MODULE_PROFILE = EnvoyProfile("module")

@@ -138,6 +138,14 @@ impl CommandObserver for CommandRecorder<'_> {
         self.commands.statements.on_prepared(statement);
     }
 
+    fn wants_rows(&self) -> bool {
+        self.commands.statements.wants_rows()
+    }
+
+    fn on_row_bytes(&mut self, bytes: &[u8]) {
+        self.commands.statements.on_row_bytes(bytes);
+    }
+
     fn on_result_ended(&mut self, outcome: CommandOutcome, size: ResultSize, is_in_transaction: bool) {
         let statements = &mut self.commands.statements;
         statements.on_result_ended(self.collector, &self.node.shared, outcome, size, is_in_transaction);
@@ -149,7 +157,7 @@ impl CommandObserver for CommandRecorder<'_> {
                 if outcome == CommandOutcome::Ok { IdentityChange::Done } else { IdentityChange::Failed };
         }
         self.commands.outstanding = self.commands.outstanding.saturating_sub(1);
-        self.commands.statements.on_command_ended(command, outcome);
+        self.commands.statements.on_command_ended(command, outcome, &self.node.shared.name);
         match outcome {
             CommandOutcome::Silent => return,
             CommandOutcome::Ok => {}

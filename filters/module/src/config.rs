@@ -4,7 +4,7 @@
 mod live;
 
 pub(crate) use live::{
-    KeepaliveConfig, LimitConfig, LiveConfig, LoginLogConfig, MigrationLimitsConfig, NodeInfo, Settings,
+    CaptureConfig, KeepaliveConfig, LimitConfig, LiveConfig, LoginLogConfig, MigrationLimitsConfig, NodeInfo, Settings,
     StatementLogConfig, StatementLogFormat, StatementsConfig,
 };
 

@@ -13,13 +13,14 @@
 //! [`live_settings`].
 //! [`rules`] has the rules that block, limit, rewrite or log statements.
 //! [`login_log`] writes a line for each login, and [`statement_log`] one for each slow statement.
-//! [`statements`] reports statistics of statements.
+//! [`statements`] reports statistics of statements, and [`capture`] writes the traffic to files.
 //! [`fleet_commands`] runs commands of the control plane about sessions, and asks which session a KILL means.
 //! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
 #![deny(unsafe_code)]
 
 mod address_table;
+mod capture;
 mod client_socket;
 mod clock;
 mod commands;
@@ -58,6 +59,7 @@ mod reachability;
 mod readiness;
 mod refresh;
 mod rules;
+mod secrets;
 mod sentinels;
 mod session;
 mod slot;

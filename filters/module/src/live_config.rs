@@ -15,7 +15,7 @@ use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 use crate::config::{self, NodeInfo, seconds};
 use crate::live_settings;
 use crate::switches::{self, Switches};
-use crate::{connection_limits, held_memory, login_log, rules, statement_log, statements, wakers};
+use crate::{capture, connection_limits, held_memory, login_log, rules, statement_log, statements, wakers};
 
 /// The listener filter that carries the configuration. It lets all connections pass.
 pub(crate) struct LiveConfigFilter;
@@ -99,6 +99,7 @@ pub(crate) fn on_received(config: config::LiveConfig) {
     login_log::configure(published.login_log);
     statement_log::configure(published.statement_log);
     statements::configure(published.statements);
+    capture::configure(published.capture);
     connection_limits::publish(&published.limits);
     rules::configure(published.rules);
     if let Some(bytes) = published.max_held_bytes {

@@ -180,7 +180,7 @@ impl NodeConn {
     }
 
     fn receive_tls(&self, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
-        let may_hold_states = self.session.migration.is_client_held();
+        let may_hold_states = self.session.may_receive_states();
         self.conn.worker.buffers.with_scratch(|plain| {
             let result = self.conn.decrypt(ciphertext, |piece| plain.extend_from_slice(piece));
             let step = if let Err(ReadError::Tls(error)) = &result {
@@ -245,6 +245,10 @@ impl NodeConn {
             if let Some(driver) = self.session.migration.driver() {
                 driver.on_old_node_bytes(rest);
             }
+            return ReadStep::Continue;
+        }
+        if self.session.is_exporting_states() {
+            self.session.on_exported_bytes(rest);
             return ReadStep::Continue;
         }
         while self.session.phase() == SessionPhase::Established && !rest.is_empty() {
@@ -434,8 +438,8 @@ impl OffloadedConn for NodeConn {
         if self.session.phase() == SessionPhase::LoginFailover {
             return ReadStep::Wait; // the failover replaces this connection, or returns to it
         }
-        let is_client_held = self.session.migration.is_client_held();
-        let size = if is_client_held { buffer.len().min(self.conn.worker.states.read_size()) } else { buffer.len() };
+        let may_hold_states = self.session.may_receive_states();
+        let size = if may_hold_states { buffer.len().min(self.conn.worker.states.read_size()) } else { buffer.len() };
         let received = self.conn.receive(&mut buffer[..size]);
         let length = match received.io {
             Io::Done(0) => return self.on_node_closed(false, passed),
@@ -450,12 +454,12 @@ impl OffloadedConn for NodeConn {
             NodeStage::AwaitingClient | NodeStage::Open if self.conn.has_tls() => self.receive_tls(bytes, passed),
             NodeStage::AwaitingClient | NodeStage::Open => self.receive_plain(bytes, passed),
         };
-        if is_client_held {
+        if may_hold_states {
             secret::wipe(&mut buffer[..length]); // it may contain states and their token
         }
         match step {
             // Session states may be long, so the worker handles other events between two reads.
-            ReadStep::Continue if received.more && is_client_held => ReadStep::Yield,
+            ReadStep::Continue if received.more && may_hold_states => ReadStep::Yield,
             // The event of an offloaded connection reports whether the connection ends after these bytes. Otherwise
             // only another read finds a reset that has followed these bytes: no further event reports the reset.
             ReadStep::Continue if !received.more && self.conn.is_offloaded() => ReadStep::Wait,

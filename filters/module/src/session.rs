@@ -14,6 +14,7 @@ mod login_record;
 mod migration;
 mod node_loss;
 mod requests;
+mod state_export;
 mod statement_rules;
 mod token_plugin_scan;
 mod traffic;
@@ -52,6 +53,7 @@ use listing::ConnectionIds;
 use login::SessionLogin;
 use node_loss::LossEvent;
 use requests::SessionRequests;
+use state_export::SessionExport;
 use statement_rules::SessionRules;
 use traffic::Traffic;
 
@@ -83,6 +85,7 @@ pub(crate) struct Session {
     ids: ConnectionIds,
     slots: SessionSlots,
     pub(crate) kept_states: KeptStates,
+    export: SessionExport,
     pub(crate) migration: MigrationState,
     deadline: RefCell<Option<Deadline>>,
     /// The keepalive time that Envoy has set on the node's connection. None: the module has not changed it.
@@ -125,6 +128,7 @@ impl Session {
             ids: ConnectionIds::default(),
             slots: SessionSlots::default(),
             kept_states: KeptStates::default(),
+            export: SessionExport::default(),
             migration: MigrationState::default(),
             deadline: RefCell::default(),
             keepalive_time_before: Cell::new(None),

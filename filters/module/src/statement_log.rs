@@ -4,7 +4,6 @@
 
 mod record;
 mod rules;
-mod secrets;
 mod text;
 mod tidb_format;
 

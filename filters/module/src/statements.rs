@@ -13,7 +13,7 @@ mod session;
 mod shared;
 mod window;
 
-pub(crate) use collector::StatementCollector;
+pub(crate) use collector::{PreparedStatement, StatementCollector};
 pub(crate) use rows::Statement;
 pub(crate) use session::{ClientConnection, MAX_STATEMENTS, SessionStatements};
 
@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::config::{StatementsConfig, seconds};
-use crate::statement_log;
+use crate::{capture, statement_log};
 
 /// How statistics are reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,10 +45,10 @@ pub(crate) fn configure(config: Option<StatementsConfig>) {
     *CONFIG.lock().unwrap_or_else(PoisonError::into_inner) = config;
 }
 
-/// Whether executions are observed, for statistics or for the log. Called for each read from a client, so it must be
+/// Whether executions are observed: for statistics, for the log, or for a capture. Called for each read from a client, so it must be
 /// cheap.
 pub(crate) fn is_on() -> bool {
-    has_statistics() || statement_log::is_on()
+    has_statistics() || statement_log::is_on() || capture::is_on()
 }
 
 /// Whether statistics are collected.

@@ -1,6 +1,7 @@
 //! The reporter: reports all counts to Envoy once a second, as labelled metrics. Envoy's stats sink sends them to the
 //! control plane.
 
+mod capture_gauges;
 mod log_counters;
 
 use std::cell::{Cell, RefCell};
@@ -23,9 +24,10 @@ use crate::node::{
 use crate::sentinels::Sentinels;
 use crate::statements::report::StatementReporter;
 use crate::{
-    clock, connection_limits, deadlines, envoy_drain, filter, fleet_commands, line_log, live_settings, login_log,
-    readiness, refresh, rules, statement_log, states_memory, switches, wakers,
+    capture, clock, connection_limits, deadlines, envoy_drain, filter, fleet_commands, line_log, live_settings,
+    login_log, readiness, refresh, rules, statement_log, states_memory, switches, wakers,
 };
+use capture_gauges::CaptureGauges;
 use log_counters::LogCounters;
 
 /// Milliseconds between two ticks.
@@ -73,6 +75,7 @@ pub(crate) struct Reporter {
     drain: DrainController,
     login_log: LogCounters,
     statement_log: LogCounters,
+    capture: CaptureGauges,
     limit_connections: Gauge,
     limit_quota: Gauge,
     limit_over_quota: Gauge,
@@ -117,6 +120,7 @@ impl Reporter {
             drain: DrainController::default(),
             login_log: LogCounters::new(metrics, "login_log")?,
             statement_log: LogCounters::new(metrics, "statement_log")?,
+            capture: CaptureGauges::new(metrics)?,
             limit_connections: metrics.gauge("limit_connections", &["rule"])?,
             limit_quota: metrics.gauge("limit_quota", &["rule"])?,
             limit_over_quota: metrics.gauge("limit_over_quota", &["rule"])?,
@@ -137,6 +141,7 @@ impl Reporter {
         metrics.put(self.states_bytes, &[], states_memory::used() as u64);
         self.login_log.report(metrics, login_log::is_on(), login_log::LOG.counts());
         self.statement_log.report(metrics, statement_log::is_on(), statement_log::LOG.counts());
+        self.capture.report(metrics);
         for (part, by, is_off) in switches::switched_off() {
             metrics.put(self.switched_off, &[part, by], u64::from(is_off));
         }
@@ -291,6 +296,7 @@ impl Extension for Reporter {
         if self.reported_at.get().is_none_or(|at| now >= at + REPORT_INTERVAL) {
             self.reported_at.set(Some(now));
             live_settings::retry();
+            capture::end_if_due();
             self.report(metrics);
             readiness::set_heap_full(readiness::is_probed() && metrics.gauge_value(readiness::HEAP_FULL_GAUGE) > 0);
         }
@@ -324,6 +330,7 @@ impl Extension for Reporter {
         fleet_commands::set_main_waker(None);
         self.sentinels.stop();
         line_log::stop(&[&login_log::LOG, &statement_log::LOG]);
+        capture::shut_down();
         refresh::stop_all();
     }
 }

@@ -56,6 +56,13 @@ pub trait CommandObserver {
     fn on_result_ended(&mut self, _outcome: CommandOutcome, _size: ResultSize, _is_in_transaction: bool) {}
     /// The node has prepared the statement of the oldest command under this id.
     fn on_prepared(&mut self, _statement: u32) {}
+    /// Whether [`Self::on_row_bytes`] is to be called. Asked for each piece of a result, so it must be cheap.
+    fn wants_rows(&self) -> bool {
+        false
+    }
+    /// Bytes of the oldest command's rows, and of what ends them, with packet headers and split anywhere. Each
+    /// result's end is reported before the next result's rows begin.
+    fn on_row_bytes(&mut self, _bytes: &[u8]) {}
     /// The last byte of the response was received or, for a command without a response, of the command.
     fn on_command_ended(&mut self, _command: Command, _outcome: CommandOutcome) {}
     /// The node asks for the password itself in COM_CHANGE_USER.

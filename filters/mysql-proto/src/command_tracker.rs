@@ -212,6 +212,12 @@ impl CommandTracker {
         self.phase == ResponsePhase::Rows
     }
 
+    /// Like [`Self::is_in_rows`], but also before the first row of a response that consists of rows only.
+    pub(crate) fn expects_rows(&self) -> bool {
+        let shape = || self.outstanding.front().map(|(command, _)| response_shape(command));
+        self.is_in_rows() || self.phase == ResponsePhase::First && shape() == Some(ResponseShape::Rows)
+    }
+
     /// A message of the client begins; `prefix`: the first bytes of its payload.
     pub(crate) fn begin_client_message(&mut self, prefix: &[u8], observer: &mut impl CommandObserver) {
         if self.is_uploading {

@@ -26,6 +26,7 @@ mod pipeline_queue;
 pub mod query;
 mod reply;
 pub mod request_reader;
+pub mod rows;
 pub mod secret;
 #[cfg(test)]
 mod splitting;

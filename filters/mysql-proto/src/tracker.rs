@@ -98,7 +98,8 @@ impl Tracker {
                 self.receive_unrequested(&mut rest);
                 continue;
             }
-            let before = rest.len();
+            let before = rest;
+            let has_rows = observer.wants_rows() && self.commands.expects_rows();
             if self.commands.is_in_rows() && self.node_framer.is_between_messages() {
                 let (behind, rows, last) = skip_rows(rest);
                 rest = behind;
@@ -106,7 +107,11 @@ impl Tracker {
                 self.next_sequence = last.map_or(self.next_sequence, |last| last.wrapping_add(1));
             }
             let piece = self.node_framer.next(&mut rest);
-            self.commands.add_bytes(before - rest.len());
+            let taken = &before[..before.len() - rest.len()];
+            self.commands.add_bytes(taken.len());
+            if has_rows {
+                observer.on_row_bytes(taken);
+            }
             let Some(piece) = piece else { break };
             if piece.ends {
                 let answered = self.commands.receive_reply(piece.prefix, piece.length, observer);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::files;
 use crate::totals::Totals;
 
 const VERSION: u32 = 1;
@@ -73,9 +74,7 @@ impl Checkpoint {
 
     /// Replaces the checkpoint in the directory.
     pub(crate) fn save(&self, directory: &Path) -> io::Result<()> {
-        let temporary = directory.join(format!("{FILE}.tmp"));
-        fs::write(&temporary, serde_json::to_vec(self)?)?;
-        fs::rename(temporary, directory.join(FILE))
+        files::replace(&directory.join(FILE), &serde_json::to_vec(self)?)
     }
 
     /// Whether a record is done. `sequence`: how many were read before it.

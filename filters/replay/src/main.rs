@@ -10,6 +10,7 @@ mod compare;
 mod connection;
 mod context;
 mod dry_run;
+mod files;
 mod input;
 mod login;
 mod options;

@@ -14,6 +14,7 @@ use traffic_files::result::{self, ResultLine};
 
 use crate::checkpoint::{Checkpoint, DoneRecords, RecordKey};
 use crate::context::Counters;
+use crate::files;
 use crate::skip::SkipReason;
 use crate::totals::Totals;
 
@@ -98,6 +99,8 @@ impl<'a> Recorder<'a> {
 
     /// Records until all senders are gone.
     pub(crate) fn run(&mut self, finished: &Receiver<Finished>) -> io::Result<()> {
+        // From now on, the directory belongs to this replay.
+        self.save()?;
         let progress_interval = if self.is_terminal { TERMINAL_INTERVAL } else { LOG_INTERVAL };
         let mut next_checkpoint = self.start + CHECKPOINT_INTERVAL;
         let mut next_progress = self.start + progress_interval;
@@ -216,9 +219,7 @@ impl Output {
             self.results.write_all(&member)?;
         }
         if std::mem::take(&mut self.has_new_texts) {
-            let temporary = self.directory.join(format!("{TEXTS_FILE}.tmp"));
-            fs::write(&temporary, serde_json::to_vec(&self.texts)?)?;
-            fs::rename(temporary, self.directory.join(TEXTS_FILE))?;
+            files::replace(&self.directory.join(TEXTS_FILE), &serde_json::to_vec(&self.texts)?)?;
         }
         Ok(())
     }

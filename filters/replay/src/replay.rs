@@ -1,15 +1,15 @@
 //! Reads the input and gives each record to its session, at its time.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
-use std::{fs, io};
 
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 use traffic_files::TrafficError;
 use traffic_files::directory::Statement;
 
@@ -17,6 +17,7 @@ use crate::budget::Budget;
 use crate::checkpoint::{Checkpoint, CheckpointError, RecordKey};
 use crate::connection::{Connection, ConnectionError};
 use crate::context::{Context, Counters, Failure, KnownDigests, Reports};
+use crate::files;
 use crate::input::Input;
 use crate::options::{RunOptions, WarmUp};
 use crate::recorder::{Event, Finished, Recorder};
@@ -109,8 +110,10 @@ pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, Rep
     let inputs = input.paths.clone();
     let clock = AtomicU64::new(0);
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let signal_handle = signals.handle();
+    let signal_handle = CloseWhenDropped(signals.handle());
     let missing = thread::scope(|scope| {
+        // Also after a panic, so that it ends the program.
+        let _signal_handle = signal_handle;
         scope.spawn(|| {
             for _ in signals.forever() {
                 context.failure.set("ended by a signal; --resume continues".into(), &context.stop);
@@ -133,7 +136,6 @@ pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, Rep
             dispatcher.run(input)
         });
         let _ = recording.join();
-        signal_handle.close();
         begun
     });
     let mut totals = recorder.totals();
@@ -166,7 +168,7 @@ pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, Rep
         totals,
     };
     let json = serde_json::to_vec_pretty(&summary).map_err(io::Error::from).map_err(output_failed)?;
-    fs::write(directory.join(SUMMARY_FILE), json).map_err(output_failed)?;
+    files::replace(&directory.join(SUMMARY_FILE), &json).map_err(output_failed)?;
     Ok(summary)
 }
 
@@ -176,6 +178,15 @@ fn open_checkpoint(options: &RunOptions, directory: &Path, inputs: &[PathBuf]) -
         Some(checkpoint) if options.resume => Ok(checkpoint),
         Some(_) => Err(ReplayError::OutputInUse(directory.to_path_buf())),
         None => Ok(Checkpoint::default()),
+    }
+}
+
+/// Ends the thread that waits for signals.
+struct CloseWhenDropped(Handle);
+
+impl Drop for CloseWhenDropped {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

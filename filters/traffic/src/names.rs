@@ -1,7 +1,10 @@
 //! Names of files: `traffic-<time>.log.gz`, `results-<time>.jsonl.gz`, and with `.open` while they are written.
+//!
+//! Earlier releases of TiProxy number files (`traffic-1.log`), or name the last one `traffic.log`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::text::parse_decimal;
 use crate::time::{CivilTime, push_fraction, to_local_ns};
 
 /// The name of the file that describes a directory; see [`crate::meta`].
@@ -9,6 +12,9 @@ pub const META: &str = "meta";
 
 const OPEN: &str = ".open";
 const GZIP: &str = ".gz";
+
+/// The last file of TiProxy 1.3.
+const LAST: &str = "traffic.log";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -38,10 +44,10 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileName {
     pub kind: Kind,
-    /// The time as it stands in the name. A traffic file and its results file have the same.
+    /// The time as it stands in the name, or the number. A traffic file and its results file have the same.
     pub stamp: String,
-    /// The time in nanoseconds since 1970 by local clocks, by which files are ordered.
-    pub local_ns: i64,
+    /// By which files are ordered: the time in nanoseconds since 1970 by local clocks, or the number.
+    pub order: i64,
     /// The file was not closed: either it is still being written, or its writer ended abnormally.
     pub is_open: bool,
     pub is_gzip: bool,
@@ -74,18 +80,25 @@ pub fn parse(name: &str) -> Option<FileName> {
     let plain = name.strip_suffix(GZIP);
     let is_gzip = plain.is_some();
     let name = plain.unwrap_or(name);
+    if name == LAST {
+        let stamp = String::new();
+        return Some(FileName { kind: Kind::Traffic, stamp, order: i64::MAX, is_open, is_gzip });
+    }
     for kind in [Kind::Traffic, Kind::Results] {
         let stamp = name.strip_prefix(kind.prefix()).and_then(|name| name.strip_suffix(kind.extension()));
-        let Some(stamp) = stamp else {
-            continue;
-        };
-        let (time, rest) = CivilTime::parse(stamp.as_bytes(), b'-')?;
-        if !rest.is_empty() {
-            return None;
+        if let Some(stamp) = stamp {
+            return Some(FileName { kind, stamp: stamp.into(), order: order_of(stamp)?, is_open, is_gzip });
         }
-        return Some(FileName { kind, stamp: stamp.into(), local_ns: time.to_ns()?, is_open, is_gzip });
     }
     None
+}
+
+fn order_of(stamp: &str) -> Option<i64> {
+    if let Some(number) = parse_decimal(stamp.as_bytes()) {
+        return number.try_into().ok();
+    }
+    let (time, rest) = CivilTime::parse(stamp.as_bytes(), b'-')?;
+    time.to_ns().filter(|_| rest.is_empty())
 }
 
 fn nanoseconds(time: SystemTime) -> i64 {
@@ -121,7 +134,7 @@ mod tests {
                 let parsed = parse(&name).expect("own name");
                 assert_eq!((parsed.kind, parsed.is_open, parsed.is_gzip), (kind, is_open, true), "{name}");
                 assert_eq!(parsed.stamp, stamp(time));
-                assert_eq!(local_stamp(parsed.local_ns), parsed.stamp);
+                assert_eq!(local_stamp(parsed.order), parsed.stamp);
             }
         }
     }
@@ -130,12 +143,23 @@ mod tests {
     fn tiproxy_may_write_without_compression() {
         let name = parse("traffic-2026-11-27T22-27-02.1.log").expect("name of TiProxy");
         assert!(!name.is_gzip && !name.is_open);
-        assert_eq!(local_stamp(name.local_ns), "2026-11-27T22-27-02.1");
+        assert_eq!(local_stamp(name.order), "2026-11-27T22-27-02.1");
+    }
+
+    #[test]
+    fn earlier_releases_of_tiproxy_have_other_names() {
+        let order = |name: &str| parse(name).map(|name| (name.order, name.is_gzip));
+        assert_eq!(order("traffic-2.log.gz"), Some((2, true)));
+        assert_eq!(order("traffic-10.log"), Some((10, false)));
+        assert_eq!(order("traffic.log"), Some((i64::MAX, false)));
     }
 
     #[test]
     fn other_names_are_refused() {
         for name in [
+            "traffic-99999999999999999999.log",
+            "traffic--1.log",
+            "results.jsonl",
             "meta",
             "traffic-.log",
             "traffic-2026-11-27T22-27-02.log.tmp",

@@ -140,14 +140,16 @@ pub fn parse(line: &[u8]) -> Result<Line, LineError> {
         bytes: fields.bytes,
         error: fields.error,
         checksum: match fields.checksum {
-            Some(text) => {
+            Some(Hexadecimal(text)) => {
                 let bytes = parse_hexadecimal(&text).ok_or_else(|| LineError::Checksum(text.into_owned()))?;
                 Some(u64::from_be_bytes(bytes))
             }
             None => None,
         },
         digest: match fields.digest {
-            Some(text) => Some(parse_hexadecimal(&text).ok_or_else(|| LineError::Digest(text.into_owned()))?),
+            Some(Hexadecimal(text)) => {
+                Some(parse_hexadecimal(&text).ok_or_else(|| LineError::Digest(text.into_owned()))?)
+            }
             None => None,
         },
         user: fields.user.into_owned(),
@@ -167,10 +169,10 @@ struct Fields<'a> {
     bytes: u64,
     #[serde(default)]
     error: u16,
-    #[serde(borrow, default)]
-    checksum: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    digest: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    checksum: Option<Hexadecimal<'a>>,
+    #[serde(borrow)]
+    digest: Option<Hexadecimal<'a>>,
     #[serde(borrow, default)]
     user: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -179,6 +181,10 @@ struct Fields<'a> {
     node: Cow<'a, str>,
     dropped: Option<u64>,
 }
+
+/// A text that is borrowed if it has no escapes, also within an Option.
+#[derive(Deserialize)]
+struct Hexadecimal<'a>(#[serde(borrow)] Cow<'a, str>);
 
 fn push_hexadecimal_or_null(out: &mut Vec<u8>, bytes: Option<&[u8]>) {
     let Some(bytes) = bytes else {

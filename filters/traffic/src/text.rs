@@ -34,14 +34,12 @@ pub(crate) fn push_digits(out: &mut Vec<u8>, mut number: u32, width: usize) {
 }
 
 pub(crate) fn push_hexadecimal(out: &mut Vec<u8>, bytes: &[u8]) {
-    for byte in bytes {
-        push_hexadecimal_byte(out, *byte);
+    let start = out.len();
+    out.resize(start + 2 * bytes.len(), 0);
+    for (digits, byte) in out[start..].chunks_exact_mut(2).zip(bytes) {
+        digits[0] = HEXADECIMAL[usize::from(byte >> 4)];
+        digits[1] = HEXADECIMAL[usize::from(byte & 15)];
     }
-}
-
-pub(crate) fn push_hexadecimal_byte(out: &mut Vec<u8>, byte: u8) {
-    out.push(HEXADECIMAL[usize::from(byte >> 4)]);
-    out.push(HEXADECIMAL[usize::from(byte & 15)]);
 }
 
 /// The bytes that `text` has as hexadecimal digits. None: another length, or other characters.

@@ -235,6 +235,26 @@ mod tests {
         assert!(parse_rfc3339(b"2028-02-29T00:00:00Z").is_some());
     }
 
+    /// Runs in a process of its own, whose zone `local_time_is_that_of_the_process` sets.
+    #[test]
+    #[ignore = "needs the zone of Shanghai"]
+    fn local_time_is_that_of_shanghai() {
+        assert_eq!(local_offset_seconds(1_795_818_422_123_456_789), 8 * 3600);
+    }
+
+    #[test]
+    fn local_time_is_that_of_the_process() {
+        let has_zones = std::path::Path::new("/usr/share/zoneinfo/Asia/Shanghai").exists();
+        let zones = if has_zones { &["CST-8", ":Asia/Shanghai"][..] } else { &["CST-8"] };
+        for zone in zones {
+            let output = std::process::Command::new(std::env::current_exe().expect("path of this program"))
+                .args(["--quiet", "--ignored", "--exact", "time::tests::local_time_is_that_of_shanghai"])
+                .env("TZ", zone)
+                .output();
+            assert!(output.expect("process").status.success(), "{zone}");
+        }
+    }
+
     proptest! {
         #[test]
         fn times_are_read_back(time_ns: i64) {

@@ -59,6 +59,7 @@ async def test_schemathesis_finds_no_failures(
         # Schemathesis adds nodes with invented addresses, which must not be probed.
         "health": {"sql": {"enabled": False}, "status": {"enabled": False}},
         "nodes": [{"address": "127.0.0.1:4000"}],
+        "capture": {"directory": "/nowhere"},
         # Within this time of the start, DELETE /v1/sessions/{id} answers 503.
         "drain": {"reconnect_grace": 0},
         "log": {"level": "warning"},

@@ -34,6 +34,7 @@ A, B = "10.0.0.1:4000", "10.0.0.2:4000"
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 PAGES = (
     *("/", f"/console/nodes/{A}", "/console/envoys", "/console/statements", "/console/rules"),
+    *("/console/capture",),
     *("/console/rollouts", "/console/events"),
 )
 FORMS = (
@@ -41,8 +42,9 @@ FORMS = (
     *(f"/console/nodes/{A}/{operation}" for operation in ("drain", "undrain", "remove", "weight")),
     "/console/start-rollout",
     "/console/start-rollout?nodes=all",
+    *("/console/capture/start", "/console/capture/stop"),
 )
-POLLED_TOPICS = ["nodes", "envoys", "statements", "rules", "rollouts"]
+POLLED_TOPICS = ["nodes", "envoys", "statements", "rules", "capture", "rollouts"]
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 TOKENS = {"viewer": "tvy_viewer-of-the-tests", "operator": "tvy_operator-of-the-tests"}
 # No servers run at these addresses, so they must not be probed.

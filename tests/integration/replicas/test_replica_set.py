@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from controlplane.engine.engine import Engine
-from controlplane.errors import ModuleRequired, StateUnavailable
+from controlplane.errors import CaptureRunning, ModuleRequired, StateUnavailable
 from controlplane.etcd.client import EtcdClient
 from controlplane.model.intents import OnDeadline
 from controlplane.model.rules import StatementRule
@@ -123,10 +123,12 @@ async def test_intents_are_applied_when_any_replica_responds(
                 await wait_for_state(engine, sql, "active")
 
 
-async def test_rules_reach_the_envoys_of_all_replicas_within_a_second(tmp_path: Path, etcd: Etcd) -> None:
+async def test_rules_and_captures_reach_the_envoys_of_all_replicas_within_a_second(
+    tmp_path: Path, etcd: Etcd
+) -> None:
     rule = StatementRule("no-reports", '{"name": "no-reports", "user": ["report"], "block": {}}')
     async with (
-        run_engines(tmp_path, etcd) as (leader, follower),
+        run_engines(tmp_path, etcd, capture={"directory": "/captures"}) as (leader, follower),
         FakeEnvoy(leader.xds_port, "envoy-1", module=VERSION) as one,
         FakeEnvoy(follower.xds_port, "envoy-2", module=VERSION) as two,
     ):
@@ -137,6 +139,22 @@ async def test_rules_reach_the_envoys_of_all_replicas_within_a_second(tmp_path: 
             for envoy in (one, two):
                 await wait_for_rules(envoy, [rule.definition for rule in rules])
             assert time.monotonic() - start < 1.0
+        start = time.monotonic()
+        await follower.captures.start("c1", duration=60)
+        await wait_until(lambda: {"capture"} <= one.live_configs[-1].keys() & two.live_configs[-1].keys())
+        assert time.monotonic() - start < 1.0
+        published = [envoy.live_configs[-1]["capture"] for envoy in (one, two)]
+        assert [(capture["name"], capture.pop("envoy")) for capture in published] == [
+            ("c1", "envoy-1"),
+            ("c1", "envoy-2"),
+        ]
+        assert published[0] == published[1]
+        with pytest.raises(CaptureRunning):
+            await leader.captures.start("c2", duration=60)
+        start = time.monotonic()
+        await leader.captures.stop()
+        await wait_until(lambda: "capture" not in one.live_configs[-1].keys() | two.live_configs[-1].keys())
+        assert time.monotonic() - start < 1.0
 
 
 async def test_concurrent_intents_on_all_replicas_are_kept(

@@ -74,6 +74,8 @@ NON_DEFAULTS: dict[str, Any] = {
     "statements.log.redact": False,
     "statements.log.max_bytes": 65_536,
     "statements.log.keep": 2,
+    "capture.directory": "/other/captures",
+    "capture.max_bytes": 1_048_576,
     "tls.client.mode": "required",
     "tls.client.cert": "/other/cert.pem",
     "tls.client.key": "/other/key.pem",

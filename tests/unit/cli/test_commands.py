@@ -59,6 +59,18 @@ ANSWERS: dict[str, Any] = yaml.safe_load("""
    rule: {name: all, log: true, dry_run: true}},
   {name: old, source: settings, action: log, enabled: false, dry_run: false, hits: 0, dry_run_hits: 0,
    rule: {name: old, log: true, enabled: false}}]}
+/v1/traffic/capture:
+  state: running
+  capture: {name: c1, started_at: *at, until: *at, envoys: [], users: [a, b], groups: []}
+  ended_at: null
+  directory: /captures/c1
+  envoys:
+    - {envoy: e1, active: true, records: 7, dropped: 2, filtered: 1, bytes: 900, write_errors: 0,
+       problem: null}
+    - {envoy: e2, active: false, records: 7, dropped: 0, filtered: 0, bytes: 9, write_errors: 1,
+       problem: null}
+    - {envoy: e3, active: false, records: null, dropped: null, filtered: null, bytes: null,
+       write_errors: null, problem: it has no module}
 /v1/rollouts: {rollouts: [&rollout
   {id: r/1, phase: done, reason: '', created_by: anna, created_at: *at, steps: [],
    spec: {action: manual, selector: all, version: ''}}]}
@@ -153,6 +165,17 @@ RULE_ROWS = [
     "all  settings  log  dry run  9  all statements",
     "old  settings  log  off  0  all statements",
 ]
+CAPTURE_ROWS = [
+    f"c1 running: from {TIME} until {TIME}",
+    "users  a, b",
+    "groups  all",
+    "directory  /captures/c1",
+    "ENVOY  STATE  RECORDS  DROPPED  FILTERED  BYTES  WRITE ERRORS",
+    "e1  active  7  2  1  900  0",
+    "e2  ended  7  0  0  9  1",
+    "e3  not reported  -  -  -  -  -",
+]
+CAPTURE_NOTES = ["e1: 2 records are missing in its files", "e3 does not capture: it has no module"]
 LIMIT_ROWS = [
     "RULE  USER  NETWORK  CONNECTIONS  LIMIT  NEW PER SECOND  REFUSED  ENVOYS",
     "reporting  report  all  63  100  -  7  e1 60/80, e2 3/20",
@@ -171,6 +194,7 @@ LIMIT_ROWS = [
         ("limits", LIMIT_ROWS, []),
         ("rules", RULE_ROWS, []),
         ("rules list", RULE_ROWS, []),
+        ("traffic capture status", CAPTURE_ROWS, CAPTURE_NOTES),
         ("rollout status", ROLLOUT_ROWS, []),
         ("rollout status r/1", [STEP_HEADERS, re.escape(ROLLOUT_LINE)], []),
         ("config show", ["log:", "  level: info"], []),

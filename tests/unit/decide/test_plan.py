@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.decide.plan import compute_plan
+from controlplane.model.capture import Capture
 from controlplane.model.facts import EnvoyLoad, Facts
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import DrainIntent, Intents, OnDeadline
@@ -447,3 +448,17 @@ def test_plan_is_independent_of_node_order(order: list[int]) -> None:
     assert current == plan_in_order(list(range(5)))
     assert sum(sum(counts.values()) for counts in current.rebalance.outgoing.values()) == 45
     assert list(current.nodes) == sorted(current.nodes)
+
+
+def test_capture_runs_until_its_time_is_over() -> None:
+    facts, policy = Facts(), Policy(capture_directory="/captures")
+    capture = Capture("one", 10.0, 20.0)
+
+    def planned(policy: Policy, now: float, stopped_at: float | None = None) -> Capture | None:
+        intents = Intents(capture=replace(capture, stopped_at=stopped_at))
+        return compute_plan(Plan(), facts, intents, policy, now).capture
+
+    assert planned(policy, 19.9) == capture
+    assert planned(policy, 20.0) is None
+    assert planned(policy, 15.0, stopped_at=14.0) is None
+    assert planned(Policy(), 15.0) is None

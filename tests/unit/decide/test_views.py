@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controlplane.decide import views
+from controlplane.model.capture import Capture, CaptureCounts
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import EnvoyLoad, Facts
 from controlplane.model.health import Health
@@ -14,7 +15,7 @@ from controlplane.model.node_metrics import MetricValue, NodeMetrics
 from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
 from controlplane.model.traffic import ConfigRejection, Ejection, ModuleReport, SessionCounts, Traffic
-from controlplane.model.views import DrainProgress
+from controlplane.model.views import CaptureState, CaptureView, DrainProgress
 
 A = "10.0.0.1:4000"
 ACTIVE = NodePlan(Node(A, Source.PD, weight=40), State.ACTIVE, "it passes its checks", 0.0, endpoint=A)
@@ -162,3 +163,36 @@ def test_envoy_view_has_the_switches_of_its_module() -> None:
     by_runtime, _ = views.envoy_views(statuses, facts, intents)
     assert by_runtime.switches == ModuleSwitches(offload=False)
     assert (by_runtime.runtime_off, by_runtime.switched_off) == (frozenset({"offload"}), ("offload",))
+
+
+def test_capture_view_has_the_counts_of_this_capture_only() -> None:
+    capture = Capture("one", 10.0, 20.0)
+    counts = {"a": CaptureCounts(20_000, True, 7), "b": CaptureCounts(19_000, True, 9)}
+    reports = {envoy: ModuleReport(envoy, 12.0, capture=count) for envoy, count in counts.items()}
+    statuses = [
+        EnvoyStatus(envoy, "10.0.0.1", "1.40.0", filter_, connected_since, 12.0)
+        for envoy, filter_, connected_since in (
+            ("a", "module", 1.0),
+            ("b", "module", 1.0),
+            ("plain", "none", 1.0),
+            ("gone", "module", None),
+        )
+    ]
+
+    def rows(capture: Capture, now: float) -> list[tuple[str, int | None, str]]:
+        view = views.capture_view(capture, statuses, Facts(module_reports=reports), "/captures", now)
+        return [
+            (row.envoy, row.counts.records if row.counts is not None else None, row.problem)
+            for row in view.envoys
+        ]
+
+    no_module = "it does not use Tidevoy's module"
+    assert rows(capture, 12.0) == [("a", 7, ""), ("b", None, ""), ("plain", None, no_module)]
+    assert rows(replace(capture, envoys=("a", "gone")), 12.0) == [
+        ("a", 7, ""),
+        ("gone", None, "it is not connected"),
+    ]
+    assert rows(capture, 20.0) == [("a", 7, "")]
+    view = views.capture_view(capture, statuses, Facts(), "/captures", 25.0)
+    assert (view.state, view.ended_at, view.directory) == (CaptureState.ENDED, 20.0, "/captures/one")
+    assert views.capture_view(None, statuses, Facts(), None, 25.0) == CaptureView()

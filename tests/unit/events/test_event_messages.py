@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from controlplane.events.event_messages import (
     EventDraft,
+    capture_events,
     check_problem_events,
     drain_finished,
     intent_events,
@@ -20,6 +21,7 @@ from controlplane.events.event_messages import (
     reload_message,
     topology_events,
 )
+from controlplane.model.capture import Capture
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
 from controlplane.model.module_switches import SwitchOverrides
@@ -234,6 +236,22 @@ def test_changes_of_rules_are_reported() -> None:
     assert event.data == {"added": ["three"], "changed": ["two"], "removed": ["one"]}
     (event,) = intent_events(Intents(rules=(one, two)), Intents(rules=(two, one)))
     assert event.message.endswith("statements: another order")
+
+
+def test_start_and_end_of_a_capture_are_reported() -> None:
+    one, two = (Plan(capture=Capture(name, 0.0, 90.0, users=("a", "b"))) for name in ("one", "two"))
+    (event,) = capture_events(Plan(), one, 0.0)
+    assert event[:2] == ("capture.started", "one")
+    assert event.message == "the capture one has started, for 1.5 min: users a, b"
+    assert event.data == {"until": 90.0, "envoys": [], "users": ["a", "b"], "groups": []}
+    assert [event.message for event in capture_events(one, Plan(), 90.0)] == [
+        "the capture one has ended: its time is over"
+    ]
+    assert [event[:2] for event in capture_events(one, two, 5.0)] == [
+        ("capture.ended", "one"),
+        ("capture.started", "two"),
+    ]
+    assert list(capture_events(one, one, 5.0)) == []
 
 
 def test_switches_of_an_envoy_are_reported() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MappingProxyType
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from controlplane.errors import CaptureRunning
 from controlplane.intents import changes as intent_changes
+from controlplane.model.capture import Capture
 from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
 from controlplane.model.module_switches import SwitchOverrides
 
@@ -100,9 +103,9 @@ class Operators(RuleBasedStateMachine):
         self.intents = Intents()
 
     def apply(self, after: Intents, address: str) -> None:
-        assert after.rules == self.intents.rules
+        assert (after.rules, after.capture) == (self.intents.rules, self.intents.capture)
         for field in fields(Intents):
-            if field.name == "rules":
+            if field.name in ("rules", "capture"):
                 continue
             old = {key: value for key, value in getattr(self.intents, field.name).items() if key != address}
             new = {key: value for key, value in getattr(after, field.name).items() if key != address}
@@ -150,6 +153,7 @@ class Operators(RuleBasedStateMachine):
     def all_mappings_are_read_only(self) -> None:
         collections = {field.name: getattr(self.intents, field.name) for field in fields(Intents)}
         assert isinstance(collections.pop("rules"), tuple)
+        assert collections.pop("capture") is None
         assert all(isinstance(collection, MappingProxyType) for collection in collections.values())
 
 
@@ -186,3 +190,19 @@ def test_switches_of_an_envoy_are_overridden_one_by_one() -> None:
     assert intent_changes.override_switches(both, "one", none) == Intents()
     assert intent_changes.override_switches(both, "two", none) == both
     assert intent_changes.forget_envoy(both, "one", 1.0, 600.0).switch_overrides == {}
+
+
+def test_one_capture_runs_at_a_time_and_each_has_its_own_end() -> None:
+    first = Capture("one", 1.0, 61.0, ("e1",), ("app",))
+    running = intent_changes.start_capture(Intents(), first)
+    assert running.capture == first
+    with pytest.raises(CaptureRunning, match="the capture one is running"):
+        intent_changes.start_capture(running, Capture("two", 60.9, 70.0))
+    stopped = intent_changes.stop_capture(running, 5.0)
+    assert stopped.capture == replace(first, stopped_at=5.0)
+    assert intent_changes.stop_capture(stopped, 6.0) is stopped
+    assert intent_changes.stop_capture(running, 61.0) is running  # it has ended by itself
+    assert intent_changes.stop_capture(Intents(), 1.0) == Intents()
+    again = intent_changes.start_capture(stopped, Capture("one", 6.0, 61.0))
+    assert again.capture == Capture("one", 6.0, 61.001)
+    assert intent_changes.start_capture(running, Capture("two", 61.0, 62.0)).capture is not None

@@ -94,6 +94,16 @@ def test_log_is_exported_if_it_is_on(log: str) -> None:
     assert registry.get_sample_value(f"tidevoy_{log}_write_errors_total", {"envoy": "two"}) == 0
 
 
+def test_capture_is_exported_once_there_was_one() -> None:
+    counts = {"active": 1, "records": 9, "dropped": 2, "filtered": 1, "bytes": 700, "write_errors": 3}
+    gauges = [metric_family(f"tidevoy.capture_{name}", value, gauge=True) for name, value in counts.items()]
+    registry = registry_of(report("one", *gauges), report("two"))
+    for name, value in counts.items():
+        series = f"tidevoy_capture_{name}" + ("" if name == "active" else "_total")
+        assert registry.get_sample_value(series, {"envoy": "one"}) == value
+        assert registry.get_sample_value(series, {"envoy": "two"}) is None
+
+
 def test_dropped_series_are_counted() -> None:
     unknown_node_family = metric_family("tidevoy.logins", 1, node="10.9.9.9:4000")
     registry = registry_of(report("one", *all_families(A), unknown_node_family))

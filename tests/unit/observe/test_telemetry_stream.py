@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.model.capture import CaptureCounts
 from controlplane.model.limits import LimitUsage
 from controlplane.model.rules import RuleHits
 from controlplane.model.traffic import Ejection, LogCounts, ModuleReport, SessionCounts, Traffic
@@ -93,6 +94,21 @@ def test_counts_of_a_log_are_reported_once_the_log_is_on(log: str) -> None:
     assert flush(stream, lines("written", 8)).logs == {log: LogCounts(8, 3, 2)}
     later = metric_family("tidevoy.other_log_lines", 1, result="written")
     assert flush(stream, later).dropped_series == report.dropped_series
+
+
+def test_counts_of_a_capture_begin_again_with_the_next_one() -> None:
+    def gauges(**values: int) -> list[bytes]:
+        return [metric_family(f"tidevoy.capture_{name}", value, gauge=True) for name, value in values.items()]
+
+    stream = new_stream()
+    assert flush(stream).capture is None
+    first = gauges(until=5000, active=1, records=7, dropped=3, filtered=2, bytes=900, write_errors=1)
+    assert flush(stream, *first).capture == CaptureCounts(5000, True, 7, 3, 2, 900, 1)
+    assert flush(stream, *gauges(active=0, records=8)).capture == CaptureCounts(5000, False, 8, 3, 2, 900, 1)
+    # The end of a flush of the capture before does not count for the next one.
+    assert flush(stream, *gauges(until=6000)).capture == CaptureCounts(6000)
+    report = flush(stream, *gauges(records=1, active=1, until=6000, lost=4))
+    assert (report.capture, report.dropped_series) == (CaptureCounts(6000, True, records=1), 0)
 
 
 def test_hits_of_rules_are_reported() -> None:

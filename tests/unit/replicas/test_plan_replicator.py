@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from controlplane.errors import NotLeader, StateUnavailable, VersionConflict
+from controlplane.model.capture import Capture
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan, RebalanceState
 from controlplane.model.rules import StatementRule
@@ -39,6 +40,7 @@ def changed(**fields: object) -> Plan:
         (Plan(), True),
         (replace(PLAN, panic_threshold_reason="reason"), True),
         (replace(PLAN, rules=(StatementRule("r", "{}"),)), True),
+        (replace(PLAN, capture=Capture("c", 1.0, 2.0)), True),
         (replace(PLAN, nodes={"a:1": replace(NODE)}, rebalance=RebalanceState(since=1.0, round=1)), True),
         (replace(PLAN, nodes={"a:1": replace(NODE)}, weights_computed_at=5.0), False),
     ],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+from controlplane.model.capture import Capture
 from controlplane.model.intents import DrainIntent, Intents
 from controlplane.model.limits import LimitPlan, LimitRule
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
-from controlplane.storage.file_formats import PLAN_CODEC
+from controlplane.storage.file_formats import INTENTS_CODEC, PLAN_CODEC
 from controlplane.storage.restored_state import clamp_intent_times, clamp_plan_times
 from controlplane.storage.store import SavedPlan
 
@@ -71,3 +72,15 @@ def test_clamps_intent_times() -> None:
     clamped = clamp_intent_times(future, NOW)
     assert clamped.removed == {"a": NOW, "b": NOW - 5}
     assert clamped.drains == {"c": DrainIntent(NOW, 60), "d": DrainIntent(NOW - 5, 60)}
+
+
+def test_saved_capture_stays_unless_it_would_never_end() -> None:
+    capture = Capture("one", NOW + 5, NOW + 3605, ("e1",), ("app",), ("g",))
+    intents = Intents(capture=capture)
+    decoded = INTENTS_CODEC.decode(INTENTS_CODEC.encode(intents))
+    assert decoded == intents
+    assert clamp_intent_times(decoded, NOW) == intents  # `until` identifies it
+    later = Intents(capture=replace(capture, started_at=NOW + 1e6, until=NOW + 1e6 + 60))
+    clamped = clamp_intent_times(later, NOW).capture
+    assert clamped is not None
+    assert (clamped.started_at, clamped.until) == (NOW, NOW + 87_000)

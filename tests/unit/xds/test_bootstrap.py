@@ -12,7 +12,7 @@ from controlplane.observe.envoy_reports.counters import FAMILIES
 from controlplane.version import VERSION
 from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 
-MODULE_METADATA = {"tidevoy.module": VERSION, "tidevoy.module.features": "live-settings statements"}
+MODULE_METADATA = {"tidevoy.module": VERSION, "tidevoy.module.features": "live-settings statements capture"}
 
 
 def test_bootstrap_has_control_planes_tls_and_limits() -> None:

@@ -13,12 +13,19 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
 from controlplane.config.settings import Settings
+from controlplane.model.capture import Capture
 from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan
 from controlplane.xds.resource_set import build_resource_set, make_resource, structures_of
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, PUSH_ORDER
-from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_FEATURES, MODULE_PROFILE, PLAIN_PROFILE
+from controlplane.xds.resources.profile import (
+    CAPTURE_FEATURE,
+    CONTRIB_PROFILE,
+    MODULE_FEATURES,
+    MODULE_PROFILE,
+    PLAIN_PROFILE,
+)
 from controlplane.xds.snapshot_cache import StaticResources, build_snapshots
 
 
@@ -125,7 +132,7 @@ def test_only_envoys_with_other_switches_get_another_live_config() -> None:
     overrides = {"one": SwitchOverrides(offload=False), "two": SwitchOverrides(offload=False)}
     snapshots = build_snapshots(replace(plan(3), switch_overrides=overrides), Settings())
     profiles = {
-        envoy: snapshots.with_overrides(MODULE_PROFILE, envoy) for envoy in ("one", "two", "other", "another")
+        envoy: snapshots.profile_of(MODULE_PROFILE, envoy) for envoy in ("one", "two", "other", "another")
     }
     assert profiles["other"] is profiles["another"] is MODULE_PROFILE
     assert profiles["one"] == profiles["two"] != MODULE_PROFILE
@@ -135,6 +142,28 @@ def test_only_envoys_with_other_switches_get_another_live_config() -> None:
     for kind in PUSH_ORDER:
         is_same = overridden.resource_sets[kind] is other.resource_sets[kind]
         assert is_same is (kind is not LIVE_CONFIG), kind
+
+
+def test_only_modules_that_capture_get_the_capture_each_with_its_id() -> None:
+    capture = Capture("one", 1.0, 1795818422.125, ("e1", "e2"), ("app",), ("g",))
+    settings = Settings.model_validate({"capture": {"directory": "/captures", "max_bytes": 5}})
+    snapshots = build_snapshots(replace(plan(3), capture=capture), settings)
+    able = replace(MODULE_PROFILE, features=frozenset(MODULE_FEATURES))
+    older = replace(able, features=able.features - {CAPTURE_FEATURE})
+    assert snapshots.profile_of(able, "e3") is able
+    assert snapshots.profile_of(older, "e1") is older
+    resource_sets = {e: snapshots[snapshots.profile_of(able, e)].resource_sets for e in ("e1", "e2", "e3")}
+    expected = (
+        b'"capture": {"name": "one", "directory": "/captures", "until": 1795818422.125, "users": ["app"],'
+        b' "groups": ["g"], "max_bytes": 5, "envoy": "%s"}'
+    )
+    for envoy in ("e1", "e2"):
+        assert expected % envoy.encode() in resource_sets[envoy][LIVE_CONFIG].body
+    assert b'"capture"' not in resource_sets["e3"][LIVE_CONFIG].body
+    for kind in set(PUSH_ORDER) - {LIVE_CONFIG}:
+        assert resource_sets["e1"][kind] is resource_sets["e2"][kind] is resource_sets["e3"][kind]
+    off = build_snapshots(replace(plan(3), capture=capture), Settings())
+    assert b'"capture"' not in off[off.profile_of(able, "e1")].resource_sets[LIVE_CONFIG].body
 
 
 def listener_structures(static_resources: StaticResources) -> frozenset[str]:

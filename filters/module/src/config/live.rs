@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
 use serde::Deserialize;
 
@@ -58,6 +59,9 @@ pub(crate) struct Published {
     /// None: no statistics of statements are collected.
     #[serde(default)]
     pub(crate) statements: Option<StatementsConfig>,
+    /// None: no traffic is captured.
+    #[serde(default)]
+    pub(crate) capture: Option<CaptureConfig>,
     /// How many bytes of requests all sessions may hold for the rules. None: control planes of earlier builds.
     #[serde(default)]
     pub(crate) max_held_bytes: Option<f64>,
@@ -133,6 +137,41 @@ pub(crate) struct StatementsConfig {
     pub(crate) max_rows: f64,
     /// Seconds between two reports.
     pub(crate) interval: f64,
+}
+
+/// A capture of traffic.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CaptureConfig {
+    pub(crate) name: String,
+    /// The directory of all captures.
+    pub(crate) directory: PathBuf,
+    /// When the capture ends, in seconds since 1970. The control plane never gives two captures the same time.
+    until: f64,
+    /// Empty: all.
+    pub(crate) users: Vec<String>,
+    /// Empty: all.
+    pub(crate) groups: Vec<String>,
+    /// The size of the files at which the capture ends; 0: no limit.
+    pub(crate) max_bytes: f64,
+    /// The id of this Envoy.
+    pub(crate) envoy: String,
+}
+
+impl CaptureConfig {
+    /// When the capture ends, in milliseconds since 1970.
+    pub(crate) fn until_milliseconds(&self) -> u64 {
+        (self.until * 1000.0).round() as u64
+    }
+
+    pub(crate) fn end(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_millis(self.until_milliseconds())
+    }
+
+    /// Whether this is the same capture, although its settings may have changed.
+    pub(crate) fn is_same_capture(&self, other: &Self) -> bool {
+        self.name == other.name && self.until == other.until
+    }
 }
 
 /// A limit of client connections over all Envoys together, and the quotas of the Envoy processes.

@@ -204,6 +204,8 @@ impl Session {
         }
         // Dropped when its cell is no longer borrowed.
         let _login = self.login.take();
+        let node = self.node_name();
+        self.with_traffic(|traffic| traffic.commands.statements.on_disconnected(&node));
         self.leave_node();
         self.release_slots();
         self.report_bytes();

@@ -143,6 +143,7 @@ impl Session {
             return StartResult::Blocked(MigrationBlocker::Session);
         };
         if self.migration.is_probing()
+            || self.is_exporting_states()
             || self.is_request_resuming()
             || self.has_quit()
             || !(client.conn().is_quiescent() && upstream.conn().is_quiescent())
@@ -252,7 +253,7 @@ impl Session {
     /// True: the session is idle, no probe runs, no request is about to be read again, and both connections are offloaded
     /// or could be.
     pub(super) fn try_prepare_migration(&self) -> bool {
-        if !self.is_idle() || self.migration.is_probing() || self.is_request_resuming() {
+        if !self.is_idle() || self.migration.is_probing() || self.is_exporting_states() || self.is_request_resuming() {
             return false;
         }
         if switches::is_offload_on() || self.migration.driver().is_some() {
@@ -371,8 +372,12 @@ impl Session {
             upstream.conn().discard_unsent();
         }
         self.migration.request_migration();
+        let has_export = self.take_state_export();
         let has_started = self.start_migration(Some(snapshot)) == StartResult::Started;
         if has_started {
+            if has_export {
+                self.decide_again(); // the new node gets the request that waits
+            }
             migration_scheduler::start_failover();
         }
         has_started

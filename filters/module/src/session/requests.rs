@@ -108,6 +108,7 @@ impl Session {
         let interest = |start: RequestStart<'_>| match Command::from(start.command) {
             Command::ChangeUser | Command::SetOption if start.is_first && awaits_client => identity::interest(start),
             Command::ChangeUser if holds_changes_of_user => identity::interest(start),
+            _ if self.needs_states_before(start, traffic) => Interest::Hold,
             _ if Self::is_judged(start) => Interest::Hold,
             _ => kill::interest(start, has_attributes)
                 .unwrap_or_else(|| if statements.needs_request(start) { Interest::Observe } else { Interest::None }),
@@ -127,9 +128,11 @@ impl Session {
     /// The client's bytes up to the end of this request were tracked.
     pub(crate) fn on_request(&self, request: &Request<'_>) {
         let (permit, must_log) = (self.take_permit(), self.take_must_log());
+        let node = self.node.borrow();
+        let node = node.as_ref().map_or("", |assigned| &assigned.node.shared.name);
         self.with_traffic(|traffic| {
             let statements = &mut traffic.commands.statements;
-            statements.on_request(&self.worker.statements, request, permit);
+            statements.on_request(&self.worker.statements, request, permit, node);
             if must_log {
                 statements.log_newest();
             }
@@ -149,6 +152,11 @@ impl Session {
         self.requests.hold.set(HoldState::NotHeld);
         if let Some(answer) = self.requests.answer.take() {
             return Decision::Answer(answer);
+        }
+        if !matches!(request.command(), Some(Command::ChangeUser | Command::ResetConnection))
+            && self.start_state_export()
+        {
+            return Decision::Wait;
         }
         match request.command() {
             // The rules have to know the user of what follows.
@@ -273,14 +281,18 @@ impl Session {
     /// Observes executions or not, as the control plane wants.
     fn follow_statements_switch(&self, commands: &mut Commands) {
         let is_on = statements::is_on();
-        if commands.statements.is_collecting() == is_on {
-            return;
+        if commands.statements.is_collecting() != is_on {
+            if is_on {
+                let client = ClientConnection { id: self.id, address: self.addresses().map(|(client, _)| client) };
+                commands.statements.collect(&self.worker.statements, &self.user(), client);
+            } else {
+                commands.statements.stop_collecting();
+            }
         }
-        if is_on {
-            let client = ClientConnection { id: self.id, address: self.addresses().map(|(client, _)| client) };
-            commands.statements.collect(&self.worker.statements, &self.user(), client);
-        } else {
-            commands.statements.stop_collecting();
+        if commands.statements.must_follow_capture()
+            && let Some(assigned) = &*self.node.borrow()
+        {
+            commands.statements.follow_capture(&assigned.node.group, &assigned.node.shared.name);
         }
     }
 

@@ -32,6 +32,7 @@ pub(crate) enum PassDecision {
 
 /// What an established session knows about its commands.
 pub(super) struct Traffic {
+    pub(super) capabilities: Capabilities,
     pub(super) tracker: Tracker,
     pub(super) commands: Commands,
     token_plugin_scan: TokenPluginScan,
@@ -56,6 +57,7 @@ impl Traffic {
             tracker.stop_tracking();
         }
         Self {
+            capabilities,
             tracker,
             commands: Commands::new(SessionStatements::new(capabilities, database)),
             token_plugin_scan: TokenPluginScan::default(),

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use mysql_proto::secret::SecretBytes;
 
-use super::secrets;
+use crate::secrets;
 use crate::statements::Statement;
 
 /// Bytes of a text that are kept.

@@ -11,12 +11,14 @@ use statement_rules::{Class, RuleSet};
 use super::rows::Statement;
 use super::shared::Shared;
 use super::window::{self, Execution, WorkerWindow};
+use crate::capture::Secrecy;
 use crate::node::SharedNode;
 
 /// A statement that the worker knows.
 #[derive(Debug)]
 pub(crate) struct KnownStatement {
     pub(crate) statement: Arc<Statement>,
+    pub(crate) secrecy: Secrecy,
     /// The whole normalized text.
     normalized: Box<[u8]>,
     /// What the rules say about it. None: nobody has asked.
@@ -25,8 +27,10 @@ pub(crate) struct KnownStatement {
 
 impl KnownStatement {
     fn new(normalized: &[u8]) -> Rc<Self> {
+        let statement = Statement::new(normalized);
         Rc::new(Self {
-            statement: Arc::new(Statement::new(normalized)),
+            secrecy: Secrecy::of(&statement.text),
+            statement: Arc::new(statement),
             normalized: normalized.into(),
             class: RefCell::default(),
         })

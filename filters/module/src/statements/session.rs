@@ -1,5 +1,6 @@
 //! The statements of one session.
 
+mod captured;
 mod running;
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,11 @@ use statement_rules::Permit;
 use super::collector::{PreparedStatement, StatementCollector};
 use super::rows::Statement;
 use super::window::Execution;
+use crate::capture::{SessionCapture, is_captured};
 use crate::node::SharedNode;
 use crate::statement_log::{self, SentText, StatementRecord};
-use running::{Content, KeptText, Run, RunningCommand};
+use captured::RequestStatement;
+use running::{CommandCapture, Content, KeptText, Run, RunningCommand};
 
 /// Executions of other prepared statements count as unknown statements, and rules refuse them.
 const MAX_PREPARED: usize = 65_536;
@@ -60,6 +63,12 @@ pub(crate) struct SessionStatements {
     is_in_transaction: bool,
     /// None: executions are not observed.
     client: Option<Box<Client>>,
+    /// The client has sent a command.
+    has_run: bool,
+    /// None: the session is not captured.
+    capture: Option<Box<SessionCapture>>,
+    /// The value of [`capture::generation`] that `capture` belongs to.
+    capture_generation: u64,
 }
 
 /// A client's connection to this Envoy.
@@ -90,6 +99,9 @@ impl SessionStatements {
             moves: 0,
             is_in_transaction: false,
             client: None,
+            has_run: false,
+            capture: None,
+            capture_generation: 0,
         }
     }
 
@@ -118,12 +130,14 @@ impl SessionStatements {
 
     pub(crate) fn stop_collecting(&mut self) {
         self.client = None;
+        self.capture = None;
     }
 
     /// Forgets all commands and prepared statements, since the session cannot be followed any more.
     pub(crate) fn forget(&mut self) {
         self.commands.clear();
         self.prepared.clear();
+        self.capture = None;
     }
 
     pub(crate) fn set_node_connection_id(&mut self, id: Option<u32>) {
@@ -139,6 +153,7 @@ impl SessionStatements {
     /// Whether [`Self::on_request`] has to see a request.
     pub(crate) fn needs_request(&self, start: RequestStart<'_>) -> bool {
         match Command::from(start.command) {
+            command if self.capture.is_some() && is_captured(command) => true,
             Command::Prepare | Command::CloseStatement | Command::InitDb => true,
             Command::Query => self.is_collecting() || self.may_use_database(start),
             Command::Execute | Command::BulkExecute => self.is_collecting() || self.has_prepared_use,
@@ -154,6 +169,7 @@ impl SessionStatements {
     }
 
     pub(crate) fn on_command_started(&mut self, command: Command) {
+        self.has_run = true;
         let content = match command {
             Command::Query | Command::Execute | Command::BulkExecute => Content::runs(Vec::new().into_iter()),
             Command::SetOption => {
@@ -170,6 +186,8 @@ impl SessionStatements {
             newest.more += 1;
             return;
         }
+        let is_awaited = self.capture.as_ref().is_some_and(|capture| capture.has_begun()) && is_captured(command);
+        let capture = if is_awaited { CommandCapture::Awaited } else { CommandCapture::No };
         let (permit, must_log) = (None, false);
         self.commands.push_back(RunningCommand {
             command,
@@ -179,6 +197,7 @@ impl SessionStatements {
             content,
             permit,
             must_log,
+            capture,
         });
     }
 
@@ -228,49 +247,77 @@ impl SessionStatements {
         self.is_last_refused = true;
     }
 
-    /// The request of the newest command is complete. `permit`: what it uses of limits.
-    pub(crate) fn on_request(&mut self, collector: &StatementCollector, request: &Request<'_>, permit: Option<Permit>) {
+    /// The request of the newest command is complete. `permit`: what it uses of limits. `node`: the name of the node.
+    pub(crate) fn on_request(
+        &mut self,
+        collector: &StatementCollector,
+        request: &Request<'_>,
+        permit: Option<Permit>,
+        node: &str,
+    ) {
         let payload = request.payload();
         let Some(command) = payload.first().map(|command| Command::from(*command)) else { return };
+        let prepared = names_statement(command).then(|| self.prepared(&payload).cloned()).flatten();
+        let mut is_hidden = prepared.as_ref().is_some_and(|prepared| prepared.known.secrecy.hides(&prepared.text));
         let content = match command {
             Command::CloseStatement => {
                 statement_id(&payload).and_then(|id| self.prepared.remove(&id));
-                return; // it has ended already
+                None // it has ended already
             }
             Command::Query => {
-                let Some(text) = self.text_range(&payload).map(|range| &payload[range]) else { return };
-                let is_collecting = self.is_collecting();
-                let keeps_texts = is_collecting && statement_log::keeps_texts();
-                let runs = sql_text::statements(text).take(MAX_STATEMENTS).map(|text| Run {
-                    statement: is_collecting.then(|| Arc::clone(&collector.identify(&text).statement)),
-                    text: if keeps_texts { KeptText::Sent(SentText::new(&text)) } else { KeptText::None },
-                    database: sql_text::may_begin_with(&text, b"use")
-                        .then(|| sql_text::used_database(&text))
-                        .flatten()
-                        .map(Vec::into_boxed_slice),
-                });
-                Content::runs(runs.collect::<Vec<_>>().into_iter())
+                let Some(range) = self.text_range(&payload) else { return };
+                let runs;
+                (runs, is_hidden) = self.runs(collector, &payload[range]);
+                Some(Content::runs(runs.into_iter()))
             }
             Command::Prepare => {
                 let Some(range) = self.text_range(&payload) else { return };
+                let text = &payload[range];
                 self.is_last_refused = false;
-                Content::Prepares(collector.prepare(&payload[range]))
+                is_hidden = self.capture.is_some()
+                    && sql_text::statements(text).any(|text| collector.identify(&text).secrecy.hides(&text));
+                Some(Content::Prepares(collector.prepare(text)))
             }
-            Command::InitDb => Content::Selects(selected_database(&payload[1..])),
+            Command::InitDb => Some(Content::Selects(selected_database(&payload[1..]))),
             Command::Execute | Command::BulkExecute => {
-                let prepared = self.prepared(&payload);
-                let statement = prepared.map(|prepared| Arc::clone(&prepared.known.statement));
-                let text = prepared.map_or(KeptText::None, |prepared| KeptText::Prepared(Rc::clone(prepared)));
-                let database = prepared.and_then(|prepared| prepared.database.clone());
-                Content::Runs(Run { statement, text, database }, Vec::new().into_iter())
+                let statement = prepared.as_ref().map(|prepared| Arc::clone(&prepared.known.statement));
+                let database = prepared.as_ref().and_then(|prepared| prepared.database.clone());
+                let text = prepared.clone().map_or(KeptText::None, KeptText::Prepared);
+                Some(Content::Runs(Run { statement, text, database }, Vec::new().into_iter()))
             }
-            _ => return, // such as a change of user
+            _ => None, // such as a change of user
         };
-        if let Some(newest) = self.commands.back_mut() {
+        if self.capture.is_some() {
+            let statement = content.as_ref().and_then(Content::statement);
+            self.capture_request(command, &payload, RequestStatement { statement, prepared, is_hidden }, node);
+        }
+        if let (Some(content), Some(newest)) = (content, self.commands.back_mut()) {
             newest.request_bytes = request.len();
             newest.content = content;
             newest.permit = permit;
         }
+    }
+
+    /// The statements of a COM_QUERY, and whether they must not be captured.
+    fn runs(&self, collector: &StatementCollector, text: &[u8]) -> (Vec<Run>, bool) {
+        let is_collecting = self.is_collecting();
+        let keeps_texts = is_collecting && statement_log::keeps_texts();
+        let mut is_hidden = false;
+        let mut statements = sql_text::statements(text);
+        let runs = statements.by_ref().take(MAX_STATEMENTS).map(|text| Run {
+            statement: is_collecting.then(|| {
+                let known = collector.identify(&text);
+                is_hidden |= known.secrecy.hides(&text);
+                Arc::clone(&known.statement)
+            }),
+            text: if keeps_texts { KeptText::Sent(SentText::new(&text)) } else { KeptText::None },
+            database: sql_text::may_begin_with(&text, b"use")
+                .then(|| sql_text::used_database(&text))
+                .flatten()
+                .map(Vec::into_boxed_slice),
+        });
+        let runs = runs.collect();
+        (runs, is_hidden || statements.next().is_some()) // the others were not looked at
     }
 
     /// A rule wants the newest command in the log.
@@ -282,6 +329,9 @@ impl SessionStatements {
 
     /// The node has prepared the statement of the oldest command.
     pub(crate) fn on_prepared(&mut self, id: u32) {
+        if let Some(captured) = self.commands.front_mut().and_then(RunningCommand::captured) {
+            captured.on_prepared(id);
+        }
         if let Some(RunningCommand { content: Content::Prepares(statement), .. }) = self.commands.front() {
             self.has_prepared_use |= statement.database.is_some();
             self.prepared.insert(LAST_PREPARED, Rc::clone(statement));
@@ -302,6 +352,9 @@ impl SessionStatements {
     ) {
         let was_in_transaction = std::mem::replace(&mut self.is_in_transaction, is_in_transaction);
         self.observe_result(collector, node, outcome, size, was_in_transaction || is_in_transaction);
+        if let Some(captured) = self.commands.front_mut().and_then(RunningCommand::captured) {
+            captured.on_result_ended(size);
+        }
         let Some(RunningCommand { content: Content::Runs(run, others), .. }) = self.commands.front_mut() else {
             return;
         };
@@ -368,8 +421,8 @@ impl SessionStatements {
         oldest.request_bytes = 0;
     }
 
-    /// The oldest command has ended.
-    pub(crate) fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
+    /// The oldest command has ended. `node`: the name of the node.
+    pub(crate) fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome, node: &str) {
         let ended = match self.commands.front_mut() {
             Some(oldest) if oldest.more > 0 => {
                 oldest.more -= 1;
@@ -377,6 +430,9 @@ impl SessionStatements {
             }
             _ => self.commands.pop_front(),
         };
+        if let Some(ended) = &ended {
+            self.end_captured(ended, outcome, node);
+        }
         if outcome != CommandOutcome::Ok {
             return;
         }
@@ -401,7 +457,18 @@ impl SessionStatements {
         if let Some(client) = &mut self.client {
             client.user = collector.user(user);
         }
+        // The new user may be chosen for the capture, or not. The session has no other state than the database.
+        self.has_run = false;
+        self.capture_generation = 0;
     }
+}
+
+/// Whether a command names a prepared statement.
+fn names_statement(command: Command) -> bool {
+    matches!(
+        command,
+        Command::Execute | Command::SendLongData | Command::CloseStatement | Command::ResetStatement | Command::Fetch
+    )
 }
 
 /// Whether a node forgets the prepared statements of a session with this command.

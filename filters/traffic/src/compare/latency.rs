@@ -153,11 +153,8 @@ mod tests {
         for index in 1..50_u64 {
             let new = index * 37 % 23 + 1;
             all.add(index, new);
-            if index % 3 == 0 {
-                first.add(index, new)
-            } else {
-                second.add(index, new)
-            };
+            let part = if index % 3 == 0 { &mut first } else { &mut second };
+            part.add(index, new);
         }
         first.add_all(&second);
         first.add_all(&LogRatios::default());

@@ -1,42 +1,44 @@
 //! Reads one file in pieces.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufReader, Read, Seek, Take};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::gzip::GzipReader;
+use flate2::bufread::MultiGzDecoder;
+
+use crate::gzip::{PIECE, check_members, read_some};
 use crate::names::FileName;
 use crate::{Content, TrafficError};
 
-const PIECE: usize = 128 << 10;
-
 enum Source {
     Plain(File),
-    Gzip(Box<GzipReader<BufReader<File>>>),
-    Ended,
+    /// No complete gzip member.
+    Empty,
+    Gzip(Box<MultiGzDecoder<BufReader<Take<File>>>>),
 }
 
 pub(super) struct FileReader {
     path: Arc<Path>,
     is_open: bool,
-    is_gzip: bool,
     source: Source,
     piece: Vec<u8>,
 }
 
 impl FileReader {
+    /// Checks all gzip members, so that nothing is used of a damaged file.
     pub(super) fn open(path: PathBuf, name: &FileName) -> Result<Self, TrafficError> {
         let failed = |source| TrafficError::Io { file: path.clone(), source };
-        let file = File::open(&path).map_err(failed)?;
-        let is_empty = file.metadata().map_err(failed)?.len() == 0;
-        let source = match name.is_gzip {
-            _ if is_empty => Source::Ended,
-            true => Source::Gzip(Box::new(GzipReader::new(BufReader::with_capacity(PIECE, file)))),
-            false => Source::Plain(file),
+        let mut file = File::open(&path).map_err(failed)?;
+        let source = if name.is_gzip {
+            let length = checked_length(&path, &file, name.is_open)?;
+            file.rewind().map_err(failed)?;
+            let members = BufReader::with_capacity(PIECE, file.take(length));
+            if length == 0 { Source::Empty } else { Source::Gzip(Box::new(MultiGzDecoder::new(members))) }
+        } else {
+            Source::Plain(file)
         };
-        let piece = vec![0; PIECE];
-        Ok(Self { path: path.into(), is_open: name.is_open, is_gzip: name.is_gzip, source, piece })
+        Ok(Self { path: path.into(), is_open: name.is_open, source, piece: vec![0; PIECE] })
     }
 
     pub(super) fn path(&self) -> &Arc<Path> {
@@ -50,46 +52,40 @@ impl FileReader {
 
     /// What the offsets count that a caller knows.
     pub(super) fn content(&self) -> Content {
-        if self.is_gzip { Content::Decompressed } else { Content::Stored }
+        match &self.source {
+            Source::Plain(_) => Content::Stored,
+            Source::Empty | Source::Gzip(_) => Content::Decompressed,
+        }
     }
 
-    /// The next bytes; empty at the end, which in an open file may be within a gzip member.
+    /// The next bytes; empty at the end.
     pub(super) fn read(&mut self) -> Result<&[u8], TrafficError> {
-        let length = match &mut self.source {
-            Source::Plain(file) => read_some(file, &mut self.piece)
-                .map_err(|source| TrafficError::Io { file: self.path.to_path_buf(), source })?,
-            Source::Gzip(reader) => match read_some(reader.as_mut(), &mut self.piece) {
-                Ok(length) => length,
-                Err(error) if self.is_open && error.kind() == io::ErrorKind::UnexpectedEof => 0,
-                Err(error) => return Err(gzip_error(&self.path, reader.offset(), error)),
-            },
-            Source::Ended => 0,
+        let read = match &mut self.source {
+            Source::Plain(file) => read_some(file, &mut self.piece),
+            Source::Empty => Ok(0),
+            Source::Gzip(reader) => read_some(reader.as_mut(), &mut self.piece),
         };
-        if length == 0 {
-            self.source = Source::Ended;
-        }
+        let length = read.map_err(|source| TrafficError::Io { file: self.path.to_path_buf(), source })?;
         Ok(&self.piece[..length])
     }
 }
 
-fn read_some(source: &mut impl Read, piece: &mut [u8]) -> io::Result<usize> {
-    loop {
-        match source.read(piece) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            other => return other,
-        }
-    }
-}
-
-fn gzip_error(path: &Path, offset: u64, error: io::Error) -> TrafficError {
+/// The length of all complete members. What follows them is an error, unless it is the beginning of a member in a file
+/// that was not closed.
+fn checked_length(path: &Path, file: &File, is_open: bool) -> Result<u64, TrafficError> {
+    let (length, error) = check_members(BufReader::with_capacity(PIECE, file));
+    let Some((offset, error)) = error else {
+        return Ok(length);
+    };
     let file = path.to_path_buf();
     match error.kind() {
+        io::ErrorKind::UnexpectedEof if is_open => Ok(length),
         io::ErrorKind::UnexpectedEof => {
-            TrafficError::Gzip { file, offset, reason: "the file ends within a gzip member".into() }
+            Err(TrafficError::Gzip { file, offset, reason: "the file ends within a gzip member".into() })
         }
         io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
-            TrafficError::Gzip { file, offset, reason: format!("damaged gzip data: {error}") }
+            Err(TrafficError::Gzip { file, offset, reason: format!("damaged gzip data: {error}") })
         }
-        _ => TrafficError::Io { file, source: error },
+        _ => Err(TrafficError::Io { file, source: error }),
     }
 }

@@ -78,7 +78,7 @@ fn files(directory: &Path, kind: Kind) -> Result<Vec<(PathBuf, FileName)>, Traff
         .map(|(name, path)| (path, name))
         .collect();
     files.sort_by(|(path, name), (other_path, other)| {
-        (name.is_open, name.local_ns, path).cmp(&(other.is_open, other.local_ns, other_path))
+        (name.is_open, name.order, path).cmp(&(other.is_open, other.order, other_path))
     });
     Ok(files)
 }

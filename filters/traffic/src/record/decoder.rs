@@ -162,7 +162,8 @@ impl Header {
         if !line.starts_with(b"# ") {
             return Err(RecordProblem::NoKey(shown(line)));
         }
-        let split = memchr::memmem::find(line, b": ").map(|index| line.split_at(index + 2));
+        let colon = memchr::memchr_iter(b':', line).find(|index| line.get(index + 1) == Some(&b' '));
+        let split = colon.map(|index| line.split_at(index + 2));
         let Some((key, value)) = split.filter(|(_, value)| !value.is_empty()) else {
             return Err(RecordProblem::NoValue(shown(line)));
         };

@@ -1,6 +1,6 @@
 //! Quoted texts, as Go's `strconv.Quote` writes them and `strconv.Unquote` reads them.
 
-use crate::text::{hexadecimal_digit, push_hexadecimal_byte};
+use crate::text::{hexadecimal_digit, push_hexadecimal};
 
 /// Whether a byte stands for itself within quotes.
 const IS_PLAIN: [bool; 256] = {
@@ -50,7 +50,7 @@ fn push_escaped(out: &mut Vec<u8>, text: &str) {
             '\x0b' => out.extend_from_slice(b"\\v"),
             '\u{80}'..='\u{9f}' => {
                 out.extend_from_slice(b"\\u00");
-                push_hexadecimal_byte(out, character as u8);
+                push_hexadecimal(out, &[character as u8]);
             }
             _ => push_hexadecimal_escape(out, character as u8),
         }
@@ -60,7 +60,7 @@ fn push_escaped(out: &mut Vec<u8>, text: &str) {
 
 fn push_hexadecimal_escape(out: &mut Vec<u8>, byte: u8) {
     out.extend_from_slice(b"\\x");
-    push_hexadecimal_byte(out, byte);
+    push_hexadecimal(out, &[byte]);
 }
 
 /// The text within quotes. None: `quoted` is not such a text. Like `Unquote`, it replaces bytes that are no UTF-8.

@@ -11,6 +11,7 @@ use statement_rules::Permit;
 
 use super::super::collector::PreparedStatement;
 use super::super::rows::Statement;
+use crate::capture::CapturedCommand;
 use crate::statement_log::SentText;
 
 #[derive(Debug)]
@@ -26,9 +27,25 @@ pub(super) struct RunningCommand {
     pub(super) permit: Option<Permit>,
     /// A rule wants the command in the log.
     pub(super) must_log: bool,
+    pub(super) capture: CommandCapture,
+}
+
+/// Whether a command is captured.
+#[derive(Debug, Default)]
+pub(super) enum CommandCapture {
+    #[default]
+    No,
+    /// It is to be captured as soon as its request is complete.
+    Awaited,
+    Yes(Box<CapturedCommand>),
 }
 
 impl RunningCommand {
+    /// None: the command is not captured.
+    pub(super) fn captured(&mut self) -> Option<&mut CapturedCommand> {
+        if let CommandCapture::Yes(captured) = &mut self.capture { Some(captured) } else { None }
+    }
+
     /// Whether this entry is enough for another such command.
     pub(super) fn can_stand_for(&self, command: Command) -> bool {
         let is_counted_only = matches!(self.content, Content::Other) && self.since.is_none() && self.more < u32::MAX;

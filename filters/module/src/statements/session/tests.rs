@@ -40,7 +40,7 @@ impl CommandObserver for Observer<'_> {
     }
 
     fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
-        self.statements.on_command_ended(command, outcome);
+        self.statements.on_command_ended(command, outcome, "n");
     }
 }
 
@@ -83,7 +83,7 @@ impl Session {
             let Self { collector, node, statements, .. } = self;
             self.tracker.on_client_bytes(passed, &mut Observer { collector, node, statements });
             if let Some(request) = request {
-                self.statements.on_request(&self.collector, &request, None);
+                self.statements.on_request(&self.collector, &request, None, "n");
             }
         }
     }
@@ -202,7 +202,7 @@ fn other_request_that_is_shown_does_not_count() {
     let bytes = packet(0, b"\x11other\0\0\0");
     let request = Request::Received(&bytes);
     session.receive_from_client(&bytes);
-    session.statements.on_request(&session.collector, &request, None);
+    session.statements.on_request(&session.collector, &request, None, "n");
     session.answer(&[OK]);
     assert_eq!(session.seen(), []);
 }

@@ -1,4 +1,5 @@
-//! Statements whose texts may hold secrets, such as passwords and the keys of storage. Their literals are never logged.
+//! Statements whose texts may hold secrets, such as passwords and the keys of storage. Their literals are neither logged
+//! nor captured.
 
 use mysql_proto::secret::SecretBytes;
 
@@ -39,14 +40,21 @@ const WORDS: [&str; 16] = [
 ];
 
 /// Whether a text may hold a secret. `normalized`: the same statement without literals.
-pub(super) fn may_have_secret(normalized: &str, text: &[u8]) -> bool {
+pub(crate) fn may_have_secret(normalized: &str, text: &[u8]) -> bool {
+    is_secret_kind(normalized) || has_secret_word(text)
+}
+
+/// Whether a statement with this normalized text is of a kind that holds secrets.
+pub(crate) fn is_secret_kind(normalized: &str) -> bool {
     let begins_with = |kind: &&[&str]| {
         let mut words = normalized.split(' ').map(|word| word.trim_matches('`'));
         kind.iter().all(|expected| words.next() == Some(expected))
     };
-    if KINDS.iter().any(begins_with) {
-        return true;
-    }
+    KINDS.iter().any(begins_with)
+}
+
+/// Whether a text has a word that often stands next to a secret.
+pub(crate) fn has_secret_word(text: &[u8]) -> bool {
     let mut lowercase = SecretBytes::from(text);
     lowercase.make_ascii_lowercase();
     let lowercase = String::from_utf8_lossy(&lowercase);

@@ -1,0 +1,101 @@
+"""`tidevoy bench capture`: what a capture of all traffic costs, in front of MariaDB."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import httpx2
+import typer
+from pydantic import TypeAdapter
+
+from bench.errors import convert_errors_to_benchmark_failed
+from bench.programs import find_built_module
+from bench.proxies.comparison import Comparison, compare, show_comparisons
+from bench.proxies.contenders import (
+    Contender,
+    ProxySite,
+    RunningProxy,
+    contender_from_command,
+    envoy_starter,
+)
+from bench.proxies.setup import prepare_setup
+from bench.proxies.workloads import OnlyOption, ProxyWorkload, select_workloads
+from bench.revisions import ModuleBuild
+from cli.output import show_json
+from sandbox import tidb_binaries
+from sandbox.tidb_binaries import TidbBinaries
+
+_BLOCKS = 120
+_OFF = "no capture"
+_WORKLOADS = (
+    *("point select, 16 clients", "point select, 64 clients"),
+    *("point select, 4,000/s", "10 rows, 2,000/s"),
+)
+_CAPTURE_SECONDS = 3600
+
+
+def command(
+    only: OnlyOption = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            metavar="NAME=COMMAND",
+            help="Also compare a command that captures, as in `tidevoy bench proxies`.",
+        ),
+    ] = None,
+    tidb_bin: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder with tidb-server and pd-server: compare in front of TiDB instead of MariaDB.",
+        ),
+    ] = None,
+    print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare an Envoy that captures all traffic with one that does not.
+
+    It takes about 4 minutes.
+    """
+    with convert_errors_to_benchmark_failed("capture"):
+        workloads = select_workloads(only or _WORKLOADS, whole=True)
+        binaries = None if tidb_bin is None else tidb_binaries.require_binaries(tidb_bin, None)
+        contenders = [contender_from_command(peer) for peer in peers or ()]
+        comparisons = asyncio.run(_measure(workloads, contenders, binaries))
+    if print_json:
+        show_json({"comparisons": TypeAdapter(list[Comparison]).dump_python(comparisons, mode="json")})
+        return
+    show_comparisons(comparisons, _OFF)
+
+
+async def _measure(
+    workloads: Sequence[ProxyWorkload], peers: Sequence[Contender], binaries: TidbBinaries | None
+) -> list[Comparison]:
+    build = ModuleBuild(find_built_module())
+    contenders = [
+        Contender(_OFF, "", envoy_starter(build)),
+        Contender("capture", "", _capturing(build)),
+        *peers,
+    ]
+    async with prepare_setup(binaries) as bench:
+        return await compare(contenders, workloads, bench, blocks=_BLOCKS)
+
+
+def _capturing(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncContextManager[RunningProxy]]:
+    """Return a function that starts Envoy and a control plane, and then a capture."""
+
+    @asynccontextmanager
+    async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
+        settings = {"capture": {"directory": str(site.directory / "captures")}}
+        async with envoy_starter(build, settings)(site) as proxy:
+            async with httpx2.AsyncClient(base_url=proxy.api, trust_env=False) as api:
+                answer = await api.post("/v1/traffic/capture", json={"duration_seconds": _CAPTURE_SECONDS})
+                answer.raise_for_status()
+            yield proxy
+
+    return start

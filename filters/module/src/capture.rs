@@ -1,0 +1,204 @@
+//! The capture of traffic: the commands of clients and what came of them, in files from which they can be replayed.
+//!
+//! The control plane starts and ends a capture by the live configuration. Workers encode the commands of sessions
+//! ([`session`]) into a bounded queue ([`queue`]), and one thread ([`writer`]) writes them ([`files`]), so that a
+//! client never waits for the disk. What the queue has no room for is lost, counted, and marked in the files.
+//! Statements that may hold secrets ([`secrets`]) are left out.
+
+mod files;
+mod queue;
+mod secrets;
+mod session;
+mod writer;
+
+pub(crate) use secrets::Secrecy;
+pub(crate) use session::{CapturedCommand, SessionCapture, SessionNames, is_captured};
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use traffic_files::names::stamp;
+use traffic_files::record::{self, RecordRef};
+use traffic_files::result::{self, ResultRef};
+
+use crate::config::CaptureConfig;
+use files::CaptureFiles;
+use queue::Pushed;
+use writer::Shared;
+
+/// A capture that runs in this process.
+pub(crate) struct ActiveCapture {
+    config: CaptureConfig,
+    shared: Arc<Shared>,
+    /// Distinguishes the connections of this process from those of all others.
+    process: u32,
+}
+
+/// What a capture has written and lost.
+#[derive(Debug, Default)]
+pub(crate) struct CaptureCounts {
+    /// Written to the files.
+    pub(crate) records: AtomicU64,
+    /// Lost: the disk was too slow or full, or a request was too long.
+    pub(crate) dropped: AtomicU64,
+    /// Left out, since they may hold secrets.
+    pub(crate) filtered: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) write_errors: AtomicU64,
+    pub(crate) is_active: AtomicBool,
+}
+
+/// None: nothing is captured.
+static CURRENT: RwLock<Option<Arc<ActiveCapture>>> = RwLock::new(None);
+
+/// Changes with each start and end of a capture, so that workers need no lock to know. Even: nothing is captured.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// The present or last capture: what the control plane has published, and its state. Only Envoy's main thread uses it.
+static LATEST: Mutex<Option<Latest>> = Mutex::new(None);
+
+struct Latest {
+    config: CaptureConfig,
+    shared: Arc<Shared>,
+    /// Disconnected when the writer has ended.
+    writer: Receiver<()>,
+}
+
+/// How long the end of Envoy may be delayed until all records are written.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Whether traffic is captured. Called for each read from a client, so it must be cheap.
+pub(crate) fn is_on() -> bool {
+    generation() % 2 == 1
+}
+
+/// The number of starts and ends.
+pub(crate) fn generation() -> u64 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// The capture that runs. None: there is none.
+pub(crate) fn current() -> Option<Arc<ActiveCapture>> {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// Applies the published configuration. None: nothing is to be captured. Called on Envoy's main thread.
+pub(crate) fn configure(wanted: Option<CaptureConfig>) {
+    if envoy_abi::module::validating() {
+        return;
+    }
+    let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_same = |latest: &Latest| wanted.as_ref().is_some_and(|wanted| wanted.is_same_capture(&latest.config));
+    if latest.as_ref().is_some_and(is_same) {
+        return;
+    }
+    stop(latest.as_ref());
+    if let Some(config) = wanted.filter(|config| SystemTime::now() < config.end()) {
+        match ActiveCapture::start(config) {
+            Ok((active, started)) => {
+                *latest = Some(started);
+                set_current(Some(Arc::new(active)));
+            }
+            Err(error) => envoy_abi::log!(Error, "no traffic is captured: {error}"),
+        }
+    }
+}
+
+/// Ends the capture if its time is over. Called periodically on Envoy's main thread.
+pub(crate) fn end_if_due() {
+    let latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_on() && latest.as_ref().is_some_and(|latest| SystemTime::now() >= latest.config.end()) {
+        stop(latest.as_ref());
+    }
+}
+
+/// Ends the capture, and waits until its records are written, but no longer than [`STOP_TIMEOUT`].
+pub(crate) fn shut_down() {
+    let latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    stop(latest.as_ref());
+    let end = Instant::now() + STOP_TIMEOUT;
+    if let Some(latest) = &*latest {
+        let _ = latest.writer.recv_timeout(end.saturating_duration_since(Instant::now()));
+    }
+}
+
+/// Calls `put` with the end of the present or last capture, in milliseconds since 1970, and its counts.
+pub(crate) fn report(put: impl FnOnce(u64, &CaptureCounts)) {
+    let latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(latest) = &*latest {
+        put(latest.config.until_milliseconds(), &latest.shared.counts);
+    }
+}
+
+fn stop(latest: Option<&Latest>) {
+    if let Some(latest) = latest {
+        latest.shared.queue.close(); // its thread writes what is left, and ends
+    }
+    if is_on() {
+        set_current(None);
+    }
+}
+
+fn set_current(active: Option<Arc<ActiveCapture>>) {
+    let is_on = active.is_some();
+    let _before = std::mem::replace(&mut *CURRENT.write().unwrap_or_else(PoisonError::into_inner), active);
+    let next = generation() + 1;
+    GENERATION.store(next + u64::from((next % 2 == 1) != is_on), Ordering::Relaxed);
+}
+
+impl ActiveCapture {
+    fn start(config: CaptureConfig) -> std::io::Result<(Self, Latest)> {
+        let now = SystemTime::now();
+        let directory = directory_of(&config, now);
+        let shared = Arc::new(Shared { queue: queue::BatchQueue::default(), counts: CaptureCounts::default() });
+        shared.counts.is_active.store(true, Ordering::Relaxed);
+        let files = CaptureFiles::new(directory, now);
+        let writer = writer::start(Arc::clone(&shared), files, config.max_bytes as u64)?;
+        let latest = Latest { config: config.clone(), shared: Arc::clone(&shared), writer };
+        Ok((Self { config, shared, process: fastrand::u32(1..) }, latest))
+    }
+
+    /// Whether the sessions of this user and group are captured.
+    pub(crate) fn wants(&self, user: &str, group: &str) -> bool {
+        let has = |names: &[String], name: &str| names.is_empty() || names.iter().any(|known| known == name);
+        has(&self.config.users, user) && has(&self.config.groups, group)
+    }
+
+    /// The number of a client's connection in the files.
+    fn connection(&self, id: u64) -> u64 {
+        u64::from(self.process) << 32 | id & u64::from(u32::MAX)
+    }
+
+    fn push(&self, record: RecordRef<'_>, result: ResultRef<'_>) {
+        const OTHER_BYTES: usize = 512;
+        let bytes = record.payload.len() + record.prepared_text.map_or(0, <[u8]>::len) + OTHER_BYTES;
+        let pushed = self.shared.queue.push(bytes, writer::mark_dropped, |traffic, results| {
+            record::encode(record, traffic);
+            result::encode(result, results);
+        });
+        if pushed == Pushed::Dropped {
+            self.shared.counts.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A command is lost, since its request was too long to be kept.
+    fn count_dropped(&self) {
+        self.shared.queue.add_dropped();
+        self.shared.counts.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A command is left out, since it may hold a secret.
+    fn count_filtered(&self) {
+        self.shared.counts.filtered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The directory of this process in the directory of a capture.
+fn directory_of(config: &CaptureConfig, now: SystemTime) -> PathBuf {
+    let is_safe = |character: char| character.is_ascii_alphanumeric() || "._-".contains(character);
+    let envoy: String = config.envoy.chars().map(|it| if is_safe(it) { it } else { '_' }).collect();
+    config.directory.join(&config.name).join(format!("{envoy}-{}", stamp(now)))
+}
