@@ -44,6 +44,24 @@ def judge(
     return tuple(sorted(findings, key=lambda finding: not finding.is_blocking))
 
 
+def needs_confirmation(findings: tuple[Finding, ...]) -> bool:
+    """Return whether all that blocks are slower digests: among many digests, a few are slower by chance."""
+    blocking = [finding for finding in findings if finding.is_blocking]
+    return bool(blocking) and all(finding.kind is FindingKind.SLOWER for finding in blocking)
+
+
+def confirm(first: tuple[Finding, ...], second: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return the findings of a second replay; digests that are slower only in one of both do not block."""
+    slower_before = {finding.digest for finding in first if finding.kind is FindingKind.SLOWER}
+    findings = [
+        replace(finding, is_blocking=False)
+        if finding.kind is FindingKind.SLOWER and finding.digest not in slower_before
+        else finding
+        for finding in second
+    ]
+    return tuple(sorted(findings, key=lambda finding: not finding.is_blocking))
+
+
 def is_new_error(error: ErrorChange) -> bool:
     """Return whether a digest gets an error that it gets less than half as often on the old server."""
     return error.count > _MAX_ERROR_RATIO * error.other_count

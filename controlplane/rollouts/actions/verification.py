@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from controlplane.verification.replay_program import (
     compare_arguments,
     find_replay_program,
 )
-from controlplane.verification.verdict import judge, shorten_report
+from controlplane.verification.verdict import confirm, judge, needs_confirmation, shorten_report
 
 _COMPARE_TIMEOUT_SECONDS = 600.0
 _THREADS = ThreadPool("verification files", 1)
@@ -79,6 +79,18 @@ def remove_results(directory: Path, rollout_ids: Sequence[str]) -> None:
 async def _verify(
     request: VerificationRequest, settings: VerificationSettings, now: float
 ) -> VerificationReport:
+    """Compare the nodes; if digests are slower, once more."""
+    report = await _compare(request, settings, now)
+    if needs_confirmation(report.findings):
+        first = report.findings
+        report = await _compare(request, settings, now)
+        report = replace(report, findings=confirm(first, report.findings))
+    return shorten_report(report)
+
+
+async def _compare(
+    request: VerificationRequest, settings: VerificationSettings, now: float
+) -> VerificationReport:
     program = find_replay_program()
     if settings.directory is None:
         raise VerificationFailed("rollouts.verification.directory is not set any more")
@@ -86,13 +98,13 @@ async def _verify(
     new, old = request.directory / "new", request.directory / f"old-{quote(request.group, safe='')}"
     fresh_old = old.with_name(f"{old.name}.fresh")
     await _THREADS.run(_prepare, request.directory, new, fresh_old)
-    targets = {request.node: new} | ({request.baseline: fresh_old} if request.baseline is not None else {})
+    outputs = {request.node: new} | ({request.baseline: fresh_old} if request.baseline is not None else {})
     if request.baseline is None and not old.is_dir():
         raise VerificationFailed(
             "no old node of its group is in service, and there are no results of an old node of this rollout"
         )
     try:
-        await _replay(program, capture, targets, settings)
+        await _replay(program, capture, outputs, settings)
         if request.baseline is not None:
             await _THREADS.run(_replace_baseline, fresh_old, old, request.baseline)
         baseline = await _THREADS.run((old / _BASELINE_NODE_FILE).read_text)
@@ -158,10 +170,8 @@ def _judge(
         after_warm_up = f" after a warm-up of {settings.warm_up} statements" if settings.warm_up else ""
         raise VerificationFailed(f"no read of {request.capture} ran on both nodes{after_warm_up}")
     findings = judge(comparison, request.max_ratio, is_same_replay=True)
-    return shorten_report(
-        VerificationReport(
-            request.node, baseline, now, request.capture, request.max_ratio, comparison, findings
-        )
+    return VerificationReport(
+        request.node, baseline, now, request.capture, request.max_ratio, comparison, findings
     )
 
 

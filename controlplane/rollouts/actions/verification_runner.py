@@ -53,7 +53,9 @@ class VerificationRunner:
     ) -> None:
         """Start a verification; the end of `term` cancels it. It waits until others have ended."""
         name = f"verification of {key.address}"
-        self._tasks[key] = tasks.create_task(self._run(key, choose_nodes, settings, term), name=name)
+        task = tasks.create_task(self._run(key, choose_nodes, settings, term), name=name)
+        self._tasks[key] = task
+        task.add_done_callback(lambda _: self._on_end(key))
 
     def retain(self, keys: Collection[VerificationKey]) -> None:
         """Cancel all verifications but these, and forget their results."""
@@ -69,16 +71,16 @@ class VerificationRunner:
         settings: Callable[[], VerificationSettings],
         term: int,
     ) -> None:
-        try:
-            async with self._lock:
-                log.info("a node is verified", node=key.address, rollout=key.rollout)
-                work = _run_verification(choose_nodes(), settings(), self._clock())
-                result = await run_during_term(work, self._term, term)
-            if result is not None:
-                self.results[key] = result
-        finally:
-            del self._tasks[key]
-            self._wake.set()
+        async with self._lock:
+            log.info("a node is verified", node=key.address, rollout=key.rollout)
+            work = _run_verification(choose_nodes(), settings(), self._clock())
+            result = await run_during_term(work, self._term, term)
+        if result is not None:
+            self.results[key] = result
+
+    def _on_end(self, key: VerificationKey) -> None:
+        del self._tasks[key]
+        self._wake.set()
 
 
 async def _run_verification(

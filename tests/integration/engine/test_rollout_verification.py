@@ -26,7 +26,7 @@ from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.controlplane.comparisons import SAME, comparison_with, digest_comparison
+from tests.support.controlplane.comparisons import SAME, SLOW, comparison_with, digest_comparison
 from tests.support.controlplane.engine import healthy_node, run_engine
 from tests.support.controlplane.rollout_cluster import (
     RolloutCluster,
@@ -137,18 +137,30 @@ async def test_upgraded_node_that_is_slow_for_one_digest_stays_drained(
 
 
 class FakeProgram:
-    """A program that runs `on_run` for each replay, and compares with `comparison`."""
+    """A program that runs `on_run` for each replay, and writes the comparisons that a test has set."""
 
-    def __init__(self, directory: Path, comparison: Comparison = EQUAL) -> None:
+    def __init__(self, directory: Path) -> None:
         self.path, self._log = directory / "fake-replay", directory / "replays"
-        self._comparison = directory / "equal.json"
-        self._comparison.write_text(json.dumps(asdict(comparison)))
+        self._comparisons = directory / "comparisons"
+        self._comparisons.mkdir()
+        self.compare_with(EQUAL)
+
+    def compare_with(self, *comparisons: Comparison) -> None:
+        """Set the results of comparisons; the last one is that of all later ones."""
+        for number, comparison in enumerate(comparisons):
+            (self._comparisons / f"{number}.json").write_text(json.dumps(asdict(comparison)))
 
     def install(self, on_run: str = "true") -> None:
         """Write the program. In `on_run`, `$target` and `$output` are those of the replay."""
         self.path.write_text(
             f"""#!/bin/sh
-if [ "$1" = compare ]; then cp {quote(str(self._comparison))} "$5"; exit; fi
+if [ "$1" = compare ]; then
+  cd {quote(str(self._comparisons))}
+  next=$(ls *.json | head -n 1)
+  cp $next "$5"
+  test $(ls *.json | wc -l) = 1 || rm $next
+  exit
+fi
 for argument; do
   case "$last" in --target) target=$argument;; --output) output=$argument;; esac
   last=$argument
@@ -244,6 +256,18 @@ async def test_failed_replay_pauses_the_rollout_until_an_operator_accepts_it(
         assert done.steps[first].verification is Verification.SKIPPED
         assert len(program.targets) == 2, "it was not verified again"
         assert not drained(engine)
+
+
+async def test_digest_that_was_slower_once_does_not_pause_the_rollout(
+    fake_nodes: RolloutCluster, program: FakeProgram
+) -> None:
+    program.compare_with(comparison_with(digest_comparison(SLOW, 2.1)), EQUAL)
+    first = next(iter(fake_nodes.addresses))
+    async with run_engine(settings(fake_nodes)) as engine, fake_nodes.restarting_nodes():
+        rollout = await start(engine, fake_nodes, first)
+        await wait_for_phase(engine, rollout.id, RolloutPhase.DONE)
+        assert engine.rollouts.verification(rollout.id, first).findings == ()
+        assert program.targets.count(first) == 2
 
 
 async def test_abort_ends_the_replays(fake_nodes: RolloutCluster, program: FakeProgram) -> None:

@@ -10,7 +10,14 @@ import pytest
 from controlplane.model.comparison import ErrorChange, FindingKind, VerificationReport
 from controlplane.verification.comparison_file import InvalidComparison, parse_comparison
 from controlplane.verification.texts import format_microseconds, format_ratio, name_statement
-from controlplane.verification.verdict import judge, ranked_digests, shorten_report, summarize
+from controlplane.verification.verdict import (
+    confirm,
+    judge,
+    needs_confirmation,
+    ranked_digests,
+    shorten_report,
+    summarize,
+)
 from tests.support.controlplane.comparisons import (
     FAILING,
     FAST,
@@ -64,6 +71,21 @@ def test_differing_results_block_only_if_they_must_match() -> None:
     comparison = comparison_with(digest_comparison(SAME, 1.0, differing_results=1))
     assert [finding.is_blocking for finding in judge(comparison)] == [False]
     assert [finding.is_blocking for finding in judge(comparison, results_must_match=True)] == [True]
+
+
+def test_digest_that_is_slower_in_one_of_two_replays_does_not_block() -> None:
+    first = judge(comparison_with(digest_comparison(SLOW, 2.0), digest_comparison(FAST, 3.0)))
+    assert needs_confirmation(first)
+    second = judge(comparison_with(digest_comparison(SLOW, 2.0), digest_comparison(SAME, 9.0)))
+    confirmed = confirm(first, second)
+    assert [(each.digest, each.is_blocking) for each in confirmed] == [(SLOW, True), (SAME, False)]
+    assert not needs_confirmation(())
+    assert not needs_confirmation(judge(upgrade_with_problems())), "an error needs no confirmation"
+    unconfirmed = confirm(first, judge(upgrade_with_problems()))
+    assert [each.kind for each in unconfirmed if each.is_blocking] == [
+        FindingKind.NEW_ERROR,
+        FindingKind.SLOWER,
+    ]
 
 
 def test_error_that_the_old_server_gives_as_often_is_not_new() -> None:
