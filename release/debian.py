@@ -129,7 +129,8 @@ def _install_python_packages(wheel: Path, requirements: str, tree: PackageTree) 
     tree.add_link("python", f"{_VENV}/bin/python3")
     launcher = f"#!{_VENV}/bin/python\nimport sys\n\nfrom cli.main import main\n\nsys.exit(main())\n"
     tree.add_text(launcher, f"{_VENV}/bin/tidevoy", 0o755)
-    tree.add_link(f"..{_VENV.removeprefix('/usr')}/bin/tidevoy", "/usr/bin/tidevoy")
+    for program in ("tidevoy", "tidevoy-replay"):
+        tree.add_link(f"..{_VENV.removeprefix('/usr')}/bin/{program}", f"/usr/bin/{program}")
     with zipfile.ZipFile(wheel) as archive:
         for program in ("tidevoy-envoy", "tidevoy-replay", "tidevoy-rules"):
             path = tree.root / _VENV.removeprefix("/") / "bin" / program

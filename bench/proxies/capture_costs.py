@@ -33,7 +33,7 @@ _BLOCKS = 120
 _OFF = "no capture"
 _WORKLOADS = (
     *("point select, 16 clients", "point select, 64 clients"),
-    *("point select, 4,000/s", "10 rows, 2,000/s"),
+    *("point select, 4,000/s", "read and write, 2,000/s"),
 )
 _CAPTURE_SECONDS = 3600
 

@@ -18,6 +18,7 @@ from bench.sysbench import DATABASE
 ROWS = 100_000  # in the table that all workloads read
 _TABLE = f"{DATABASE}.sbtest1"
 POINT_SELECT = f"SELECT c FROM {_TABLE} WHERE id={{}}"
+_POINT_UPDATE = f"UPDATE {_TABLE} SET k=k+1 WHERE id={{}}"
 _BACKGROUND_STATEMENTS_PER_SECOND = 2_000.0
 
 
@@ -32,6 +33,8 @@ class Encryption(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ProxyWorkload:
     """`clients` connections that send `statement` repeatedly, with a random row id in place of `{}`.
+
+    Several statements, one per line, take turns.
 
     `rate`: statements per second of all clients; None: each client sends its next statement at once.
     `new_connections`: additional connections per second, each with one statement. `seconds`: duration of a
@@ -64,6 +67,13 @@ WORKLOADS = (
     ProxyWorkload("point select, 16 clients", 16),
     ProxyWorkload("point select, 64 clients", 64),
     ProxyWorkload("point select, 4,000/s", 16, rate=4_000.0),
+    ProxyWorkload(
+        "read and write, 2,000/s",
+        16,
+        "\n".join([POINT_SELECT, _select_rows(10), _POINT_UPDATE, POINT_SELECT]),
+        rate=2_000.0,
+        in_short_form=False,
+    ),
     ProxyWorkload("10 rows, 2,000/s", 16, _select_rows(10), rate=2_000.0, in_short_form=False),
     ProxyWorkload("100 rows, 1,000/s", 16, _select_rows(100), rate=1_000.0),
     ProxyWorkload("1,000 rows, 300/s", 16, _select_rows(1_000), rate=300.0, seconds=0.05),

@@ -37,6 +37,7 @@ from controlplane.xds.resources.listeners_and_clusters import (
 from controlplane.xds.resources.live_config import (
     build_extension_config,
     render_live_config,
+    render_nodes,
     with_random_padding,
 )
 from controlplane.xds.resources.profile import EnvoyProfile
@@ -154,6 +155,7 @@ class SnapshotCache:
             tuple[tuple[GroupListener, ...], SwitchOverrides, frozenset[str], str], ResourceSet
         ] = {}
         self._nodes_by_group = nodes_by_group(self._plan)
+        self._rendered_nodes: dict[str, str] = {}  # by group, for the live configurations
         self._preferred_zones = (
             preferred_zones(self._plan, build_policy(static_resources.settings).balance_policy)
             if static_resources
@@ -210,10 +212,13 @@ class SnapshotCache:
         return self._live_config_sets[key]
 
     def _build_live_config(self, group: GroupListener, settings: Settings, profile: EnvoyProfile) -> Resource:
-        nodes, name = self._nodes_by_group.get(group.group, []), group.live_config_name
+        name = group.live_config_name
+        if group.group not in self._rendered_nodes:
+            nodes = self._nodes_by_group.get(group.group, [])
+            self._rendered_nodes[group.group] = render_nodes(self._plan, nodes)
         text = render_live_config(
             self._plan,
-            nodes,
+            self._rendered_nodes[group.group],
             settings,
             group.group,
             profile.overrides,

@@ -22,6 +22,7 @@ from sandbox.tidb_binaries import BinariesMissing, TidbBinaries, require_binarie
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.tidb.global_variables import GlobalVariables, restoring_variables
 from tests.support.tidb.sessions import TrackedSessions, connect_directly
+from tests.support.tidb.tiproxy import find_tiproxy
 
 NODES = 3
 GRACEFUL_WAIT = 3.0
@@ -72,6 +73,14 @@ def database(cluster: TidbCluster) -> str:
     (pkg/ddl/schemaver/syncer.go).
     """
     return create_database(cluster.tidb[0])
+
+
+@pytest.fixture
+def tiproxy_program() -> str:
+    program = find_tiproxy()
+    if program is None:
+        pytest.skip("there is no program tiproxy")
+    return program
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ TiDB programs, or on the PATH.
 
 from __future__ import annotations
 
-import os
-import shutil
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,55 +13,15 @@ import pytest
 
 from sandbox.local_cluster import LocalCluster
 from sandbox.ports import Ports
-from sandbox.server import Server, sends_mysql_greeting
-from sandbox.tidb_binaries import BINARIES_FOLDER_VARIABLE
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.e2e.haproxy import BalancedServer
 from tests.support.tidb.client_balancer import ClientBalancer, drain_used_node, has_sessions, import_settings
 from tests.support.tidb.drill_load import DrillLoad
 from tests.support.tidb.sessions import connect
+from tests.support.tidb.tiproxy import TiProxy
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
-
-
-class TiProxy(Server):
-    """TiProxy with the configuration of its documentation."""
-
-    config_suffix = ".toml"
-    stop_timeout = 40.0
-
-    def __init__(self, program: str, directory: Path, ports: Ports, pd: str) -> None:
-        super().__init__("tiproxy", directory)
-        self.sql_port, self._api_port = ports.allocate(), ports.allocate()
-        self._program, self._pd = program, pd
-
-    def listen_ports(self) -> list[int]:
-        return [self.sql_port, self._api_port]
-
-    def command(self) -> list[str]:
-        return [self._program, "--config", str(self.config_file)]
-
-    def configuration(self) -> str:
-        return (
-            f'workdir = "{self.directory}/work"\n'
-            f'[proxy]\naddr = "127.0.0.1:{self.sql_port}"\npd-addrs = "{self._pd}"\n'
-            "graceful-close-conn-timeout = 15\nmax-connections = 1000\n"
-            f'[api]\naddr = "127.0.0.1:{self._api_port}"\n'
-            '[log]\nlevel = "warn"\n'
-        )
-
-    async def is_serving(self) -> bool:
-        return await sends_mysql_greeting(self.sql_port)
-
-
-@pytest.fixture
-def tiproxy_program() -> str:
-    folders = os.pathsep.join((os.environ.get(BINARIES_FOLDER_VARIABLE, ""), os.environ.get("PATH", "")))
-    program = shutil.which("tiproxy", path=folders)
-    if program is None:
-        pytest.skip("there is no program tiproxy")
-    return program
 
 
 async def test_clients_do_not_notice_the_move_and_the_way_back(

@@ -16,12 +16,14 @@ pub(crate) struct Statements {
 }
 
 impl Statements {
-    /// Each `{}` of a statement becomes the same random number from 1 to `max_number`.
+    /// Each line of `text` is a statement; they take turns. Each `{}` of a statement becomes the same random number from 1
+    /// to `max_number`.
     pub(crate) fn new(text: &str, max_number: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(SEED);
-        let count = if text.contains(PLACEHOLDER) { POOL } else { 1 };
-        let mut statement = || text.replace(PLACEHOLDER, &rng.u64(1..=max_number).to_string());
-        let packets = (0..count).map(|_| query(&statement())).collect();
+        let lines: Vec<&str> = text.split('\n').collect();
+        let count = if text.contains(PLACEHOLDER) { POOL.next_multiple_of(lines.len()) } else { lines.len() };
+        let mut statement = |line: &str| line.replace(PLACEHOLDER, &rng.u64(1..=max_number).to_string());
+        let packets = (0..count).map(|index| query(&statement(lines[index % lines.len()]))).collect();
         Self { packets, next: 0 }
     }
 
@@ -47,6 +49,13 @@ mod tests {
         let mut statements = Statements::new("select 1", 100);
         assert_eq!(statements.next(), query("select 1"));
         assert_eq!(texts(&mut statements, 3), ["select 1"; 3]);
+    }
+
+    #[test]
+    fn statements_of_several_lines_take_turns() {
+        assert_eq!(texts(&mut Statements::new("a\nb\nc", 9), 4), ["a", "b", "c", "a"]);
+        let with_numbers = texts(&mut Statements::new("a {}\nb {}\nc {}", 9), POOL + 6);
+        assert!(with_numbers.iter().zip(["a", "b", "c"].iter().cycle()).all(|(text, first)| text.starts_with(first)));
     }
 
     #[test]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -33,22 +33,27 @@ from controlplane.xds.resources.profile import LIVE_SETTINGS_FEATURE, MODULE_FEA
 _BITS_TO_WHITESPACE = str.maketrans("01", " \t")
 
 
+def render_nodes(plan: Plan, nodes: Iterable[NodePlan]) -> str:
+    """Return these nodes as the items of a JSON array."""
+    # The text of each node is cached, because most nodes do not change from one plan to the next.
+    return ",".join(_node_info_of(node, plan) for node in nodes)
+
+
 def render_live_config(
     plan: Plan,
-    nodes: Sequence[NodePlan],
+    nodes: str,
     settings: Settings,
     group: str,
     overrides: SwitchOverrides = NO_OVERRIDES,
     features: Collection[str] = MODULE_FEATURES,
     capturing_envoy: str = "",
 ) -> str:
-    """Return the live configuration of a group as JSON, with its nodes in the given order.
+    """Return the live configuration of a group as JSON. `nodes`: its nodes, from `render_nodes`.
 
     `overrides` and `features` are those of the Envoys that get it, and of their modules. Earlier modules of
     this release reject a configuration with keys that they do not know. `capturing_envoy`: the Envoy that
     gets it, if it captures traffic.
     """
-    infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
     limits: dict[str, Any] = {
         "group": group,
@@ -65,8 +70,7 @@ def render_live_config(
         rules = _rules(plan, settings)
     if capturing_envoy and plan.capture is not None and settings.capture.directory is not None:
         limits["capture"] = _capture(plan.capture, settings.capture, capturing_envoy)
-    # The text of each node is cached, because most nodes do not change from one plan to the next.
-    published = f'{json.dumps(limits)[:-1]}{rules}, "nodes": [{infos}]}}'
+    published = f'{json.dumps(limits)[:-1]}{rules}, "nodes": [{nodes}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
 
 

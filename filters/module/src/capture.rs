@@ -1,18 +1,21 @@
 //! The capture of traffic: the commands of clients and what came of them, in files from which they can be replayed.
 //!
-//! The control plane starts and ends a capture by the live configuration. Workers encode the commands of sessions
-//! ([`session`]) into a bounded queue ([`queue`]), and one thread ([`writer`]) writes them ([`files`]), so that a
-//! client never waits for the disk. What the queue has no room for is lost, counted, and marked in the files.
+//! The control plane starts and ends a capture by the live configuration. Workers move the commands of sessions
+//! ([`session`]) into a bounded queue ([`queue`]), and one thread ([`writer`]) encodes ([`encoder`]) and writes them
+//! ([`files`]), so that a client never waits for the disk. What the queue has no room for is lost, counted, and marked in the files.
 //! Statements that may hold secrets ([`secrets`]) are left out.
 
+mod command;
+mod encoder;
 mod files;
 mod queue;
 mod secrets;
 mod session;
 mod writer;
 
+pub(crate) use command::{CapturedCommand, SessionNames, is_captured};
 pub(crate) use secrets::Secrecy;
-pub(crate) use session::{CapturedCommand, SessionCapture, SessionNames, is_captured};
+pub(crate) use session::SessionCapture;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,12 +24,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use traffic_files::names::stamp;
-use traffic_files::record::{self, RecordRef};
-use traffic_files::result::{self, ResultRef};
 
 use crate::config::CaptureConfig;
+use command::EndedCommand;
 use files::CaptureFiles;
-use queue::Pushed;
+use queue::{CommandQueue, Pushed};
 use writer::Shared;
 
 /// A capture that runs in this process.
@@ -153,7 +155,7 @@ impl ActiveCapture {
     fn start(config: CaptureConfig) -> std::io::Result<(Self, Latest)> {
         let now = SystemTime::now();
         let directory = directory_of(&config, now);
-        let shared = Arc::new(Shared { queue: queue::BatchQueue::default(), counts: CaptureCounts::default() });
+        let shared = Arc::new(Shared { queue: CommandQueue::default(), counts: CaptureCounts::default() });
         shared.counts.is_active.store(true, Ordering::Relaxed);
         let files = CaptureFiles::new(directory, now);
         let writer = writer::start(Arc::clone(&shared), files, config.max_bytes as u64)?;
@@ -172,14 +174,8 @@ impl ActiveCapture {
         u64::from(self.process) << 32 | id & u64::from(u32::MAX)
     }
 
-    fn push(&self, record: RecordRef<'_>, result: ResultRef<'_>) {
-        const OTHER_BYTES: usize = 512;
-        let bytes = record.payload.len() + record.prepared_text.map_or(0, <[u8]>::len) + OTHER_BYTES;
-        let pushed = self.shared.queue.push(bytes, writer::mark_dropped, |traffic, results| {
-            record::encode(record, traffic);
-            result::encode(result, results);
-        });
-        if pushed == Pushed::Dropped {
+    fn push(&self, command: EndedCommand) {
+        if self.shared.queue.push(command) == Pushed::Dropped {
             self.shared.counts.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }

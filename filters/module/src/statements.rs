@@ -13,7 +13,7 @@ mod session;
 mod shared;
 mod window;
 
-pub(crate) use collector::{PreparedStatement, StatementCollector};
+pub(crate) use collector::StatementCollector;
 pub(crate) use rows::Statement;
 pub(crate) use session::{ClientConnection, MAX_STATEMENTS, SessionStatements};
 
@@ -48,7 +48,12 @@ pub(crate) fn configure(config: Option<StatementsConfig>) {
 /// Whether executions are observed: for statistics, for the log, or for a capture. Called for each read from a client, so it must be
 /// cheap.
 pub(crate) fn is_on() -> bool {
-    has_statistics() || statement_log::is_on() || capture::is_on()
+    identifies_statements() || capture::is_on()
+}
+
+/// Whether the statements of executions are identified. A capture does so later.
+fn identifies_statements() -> bool {
+    has_statistics() || statement_log::is_on()
 }
 
 /// Whether statistics are collected.

@@ -22,6 +22,7 @@ pub(crate) struct Context {
     pub(crate) budget: Budget,
     pub(crate) counters: Counters,
     pub(crate) digests: KnownDigests,
+    pub(crate) warnings: Warnings,
     /// Why the replay cannot go on; the first reason.
     pub(crate) failure: Failure,
 }
@@ -57,6 +58,22 @@ impl KnownDigests {
     /// Whether the digest is seen for the first time.
     pub(crate) fn is_new(&self, digest: &Digest) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(*digest)
+    }
+}
+
+/// Messages on standard error: only the first ones, because there may be very many.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings(AtomicU64);
+
+impl Warnings {
+    const MAX: u64 = 20;
+
+    pub(crate) fn show(&self, text: &str) {
+        match self.0.fetch_add(1, Ordering::Relaxed) + 1 {
+            number if number < Self::MAX => eprintln!("{text}"),
+            Self::MAX => eprintln!("{text} (further messages like this are not shown)"),
+            _ => {}
+        }
     }
 }
 

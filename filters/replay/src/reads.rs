@@ -123,6 +123,18 @@ fn statement_kind(statement: &[u8], normalizer: &mut Normalizer) -> StatementKin
 /// Functions that change something outside of the session.
 const CHANGING_FUNCTIONS: [&[u8]; 5] = [b"get_lock", b"release_lock", b"release_all_locks", b"nextval", b"setval"];
 
+/// Variables of the whole server that TiDB also sets without `GLOBAL` (pingcap/tidb `pkg/sessionctx/variable/sysvar.go`,
+/// `ScopeInstance`; `pkg/executor/set.go`, `setSysVariable`).
+const SERVER_VARIABLES: &str = "\
+    ddl_slow_threshold max_connections plugin_audit_log_buffer_size plugin_audit_log_flush_interval plugin_dir plugin_load \
+    tidb_config tidb_enable_collect_execution_info tidb_enable_ddl tidb_enable_slow_log tidb_enable_stats_owner \
+    tidb_expensive_query_time_threshold tidb_expensive_txn_time_threshold tidb_force_priority tidb_general_log \
+    tidb_log_file_max_days tidb_mem_quota_binding_cache tidb_pprof_sql_cpu tidb_rc_read_check_ts \
+    tidb_record_plan_in_slow_log tidb_schema_cache_size tidb_server_memory_limit tidb_server_memory_limit_gc_trigger \
+    tidb_service_scope tidb_slow_log_threshold tidb_stats_cache_mem_quota tidb_stmt_summary_enable_persistent \
+    tidb_stmt_summary_file_max_backups tidb_stmt_summary_file_max_days tidb_stmt_summary_file_max_size \
+    tidb_stmt_summary_filename tidb_stmt_summary_max_stmt_count tidb_trace_event";
+
 /// The tokens of a normalized statement. Names may contain spaces: then their parts are taken for words, which only
 /// makes a read look like a statement that may write.
 struct Words<'a>(Vec<&'a [u8]>);
@@ -177,8 +189,14 @@ impl Words<'_> {
             |word: &&[u8]| [&b"global"[..], b"persist", b"instance"].iter().any(|scope| contains(word, scope));
         !matches!(self.second(), b"password" | b"config" | b"binding" | b"default" | b"")
             && !self.contain(b"password")
-            && !self.0.iter().any(has_wider_scope)
+            && !self.0.iter().any(|word| has_wider_scope(word) || is_server_variable(word))
     }
+}
+
+/// Whether a word is the name of such a variable, with `@@`, `session.` or backticks, or without.
+fn is_server_variable(word: &[u8]) -> bool {
+    let name = word.rsplit(|byte| b"@.`".contains(byte)).find(|part| !part.is_empty()).unwrap_or_default();
+    SERVER_VARIABLES.split_ascii_whitespace().any(|variable| variable.as_bytes() == name)
 }
 
 fn unquoted(word: &[u8]) -> &[u8] {
@@ -262,6 +280,9 @@ mod tests {
             "set persist a = 1",
             "set @@persist_only.a = 1",
             "set @@instance.a = 1",
+            "set tidb_general_log = 1",
+            "set session `tidb_slow_log_threshold` = 0",
+            "set @@session.tidb_general_log = 1, @a = 2",
             "set password = 'x'",
             "set password for a = 'x'",
             "set config tikv `a` = 1",

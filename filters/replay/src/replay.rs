@@ -16,7 +16,7 @@ use traffic_files::directory::Statement;
 use crate::budget::Budget;
 use crate::checkpoint::{Checkpoint, CheckpointError, RecordKey};
 use crate::connection::{Connection, ConnectionError};
-use crate::context::{Context, Counters, Failure, KnownDigests, Reports};
+use crate::context::{Context, Counters, Failure, KnownDigests, Reports, Warnings};
 use crate::files;
 use crate::input::Input;
 use crate::options::{RunOptions, WarmUp};
@@ -96,6 +96,7 @@ pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, Rep
         budget: Budget::default(),
         counters: Counters::default(),
         digests: KnownDigests::default(),
+        warnings: Warnings::default(),
         failure: Failure::default(),
     };
     // What is wrong with the server or the account is an error at once.
@@ -261,7 +262,7 @@ impl Dispatcher<'_, '_, '_> {
             return Ok(());
         }
         let sent = self.sessions.send(Work { statement, sequence, task });
-        sent.map_err(|error| format!("cannot start another session: {error}"))
+        sent.map_err(|error| format!("cannot start another session: {error}; a lower --max-connections may help"))
     }
 
     fn report(&self, sequence: u64, key: RecordKey, event: Event) {

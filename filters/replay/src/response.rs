@@ -270,6 +270,8 @@ fn u16_at(payload: &[u8], at: usize) -> Option<u16> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::{any, prop, proptest};
+
     use super::*;
 
     const OK_PACKET: &[u8] = b"\0\0\0\x02\0\0\0";
@@ -385,5 +387,21 @@ mod tests {
         // A progress report of MariaDB is no error.
         let mut response = Response::new(Command::Query, true);
         assert_eq!(response.receive(b"\xff\xff\xff\x01\x01"), Ok(ResponseStep::Read));
+    }
+
+    proptest! {
+        #[test]
+        fn no_response_panics(
+            command in any::<u8>(),
+            deprecate_eof in any::<bool>(),
+            packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..20),
+        ) {
+            let mut response = Response::new(Command::from(command), deprecate_eof);
+            for packet in packets {
+                if response.receive(&packet) != Ok(ResponseStep::Read) {
+                    break;
+                }
+            }
+        }
     }
 }

@@ -181,7 +181,9 @@ impl<'a> Session<'a> {
                 Outcome::Answered(answer)
             }
             Err(ConnectionError::Stopped) => Outcome::Unknown,
-            Err(_) => {
+            Err(error) => {
+                let reason = format!("connection of session {} is lost: {error}", statement.record.connection);
+                self.context.warnings.show(&reason);
                 self.connection = None;
                 self.state.on_disconnected();
                 self.status.is_in_transaction.store(false, Ordering::Relaxed);

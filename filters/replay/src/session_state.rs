@@ -256,6 +256,8 @@ fn text_of(record: &Record) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::{any, prop, proptest};
+
     use super::*;
 
     fn record(command: Command, payload: &[u8]) -> Record {
@@ -376,5 +378,27 @@ mod tests {
         assert!(matches!(state.plan(&execute(7), true), Plan::Prepare { captured_id: 7, .. }));
         state.learn(&record(Command::ResetConnection, b""), None, false);
         assert_eq!(state.plan(&execute(7), true), Plan::Skip(SkipReason::UnknownStatement));
+    }
+
+    proptest! {
+        #[test]
+        fn no_record_panics(
+            records in prop::collection::vec(
+                (any::<u8>(), prop::option::of(0..3_u32), prop::collection::vec(any::<u8>(), 0..30)), 0..20
+            ),
+            text in "[?'a; ]{0,8}",
+            reads_only: bool,
+        ) {
+            let mut state = SessionState::default();
+            for (command, prepared_id, payload) in records {
+                let payload = if command == Command::Prepare as u8 { text.clone().into_bytes() } else { payload };
+                let record = Record { prepared_id, ..record(Command::from(command), &payload) };
+                if let Plan::Prepare { captured_id, .. } = state.plan(&record, reads_only) {
+                    state.on_prepared(captured_id, 7);
+                    state.plan(&record, reads_only);
+                }
+                state.learn(&record, prepared_id, reads_only);
+            }
+        }
     }
 }

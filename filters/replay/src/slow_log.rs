@@ -234,6 +234,8 @@ fn find_last(text: &[u8], part: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::{Strategy, prop, prop_assert_eq, prop_oneof, proptest};
+
     use super::*;
 
     const ENTRY: &str = "\
@@ -316,6 +318,30 @@ select * from t where a = 'x; y';
             ("select 1", false),
         ] {
             assert_eq!(text(log, is_prepared), None, "{log}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_log_panics(line in "[a?'\"`‹ (,)]{0,20}( \\[arguments: [(\", a0\\])]{0,12})?;?", is_prepared: bool) {
+            executable_text(line.as_bytes(), is_prepared);
+            let kind = if is_prepared { "true" } else { "false" };
+            read(&ENTRY.replace("Prepared: false", &format!("Prepared: {kind}")).replace("select *", &line));
+        }
+
+        #[test]
+        fn arguments_are_put_in_place_of_parameters(
+            arguments in prop::collection::vec(prop_oneof!["[a-z' ]{0,6}".prop_map(|text| format!("\"{text}\"")), "-?[1-9][0-9]{0,4}"], 1..6),
+        ) {
+            let count = arguments.len();
+            let list = if count == 1 { arguments[0].clone() } else { format!("({})", arguments.join(", ")) };
+            let log = format!("select {} [arguments: {list}];", vec!["?"; count].join(", "));
+            let literals = arguments.iter().map(|argument| match argument.strip_prefix('"') {
+                Some(content) => format!("'{}'", content.trim_end_matches('"').replace('\'', "''")),
+                None => argument.clone(),
+            });
+            let expected = format!("select {}", literals.collect::<Vec<_>>().join(", "));
+            prop_assert_eq!(text(&log, true), Some(expected));
         }
     }
 }

@@ -117,11 +117,14 @@ mod tests {
         assert_eq!(used_database(b"USE/**/`a``b`"), Some(b"a`b".to_vec()));
         assert_eq!((used_database(b"user x"), used_database(b"use 'x'")), (None, None));
     }
+
     #[test]
     fn states_of_set_session_states_are_found() {
         let states = session_states(b"SET SESSION_STATES '{\"a\": \"it\\'s \\\\\"}'");
         assert_eq!(states.as_deref(), Some(&b"{\"a\": \"it's \\\"}"[..]));
-        for other in [&b"set session_states = 1"[..], b"set session_states b'1'", b"show session_states", b"set @a = '{}'"] {
+        for other in
+            [&b"set session_states = 1"[..], b"set session_states b'1'", b"show session_states", b"set @a = '{}'"]
+        {
             assert_eq!(session_states(other), None);
         }
     }

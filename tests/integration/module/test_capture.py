@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import time
 from datetime import datetime
@@ -20,6 +21,7 @@ from tests.support.module.envoy import with_timeout
 from tests.support.module.login_log import change_user, log_in_as
 from tests.support.module.statement_log import serve_statements
 from tests.support.module.switchable_envoy import SwitchableEnvoy, run_switchable
+from tests.support.small_disk import small_disk
 from tests.support.tidb_sim_clients import RawClient, error_code
 from tests.support.traffic.captured import (
     CapturedRecord,
@@ -190,6 +192,30 @@ async def test_disk_that_cannot_be_written_loses_records_and_no_client_waits(tmp
     marks = [line["dropped"] for line in read_results(file) if "dropped" in line]
     assert sum(marks) == dropped
     assert len(read_records(file)) == 47 - dropped
+
+
+async def test_full_disk_loses_nothing_that_the_queue_can_hold(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        async with run_switchable(serve_statements, tmp_path, capture(disk.path)) as switchable:
+            client, _ = await log_in_as(switchable.envoy, b"app")
+            await query(client, "select 1")
+            await switchable.envoy.wait_for_metrics({WRITTEN: 1, WRITE_ERRORS: 0})
+            disk.fill()
+            statements = [f"select '{random.randbytes(4000).hex()}'" for _ in range(50)]
+            assert await query(client, *statements) == [0] * 50
+
+            async def has_failed() -> bool:
+                return (await switchable.envoy.metrics())[("capture_write_errors", ())] > 0
+
+            await wait_until(has_failed)
+            (file,) = capture_files(disk.path)
+            assert [record.payload for record in read_records(file)] == [b"select 1"]
+            disk.free()
+            await end_capture(switchable, 51)
+        assert [record.payload.decode() for record in read_all_records(disk.path)] == [
+            "select 1",
+            *statements,
+        ]
 
 
 async def test_what_was_reported_as_written_is_in_the_files(tmp_path: Path) -> None:

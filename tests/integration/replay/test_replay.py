@@ -203,13 +203,12 @@ def test_replay_that_was_interrupted_goes_on_and_repeats_nothing(
 
 
 def test_damaged_input_ends_the_replay_and_what_was_done_is_kept(tmp_path: Path, mariadb: MariaDb) -> None:
-    directory = Capture().add(1, "select 1").write(tmp_path / "capture", has_results=False)
-    (file,) = directory.iterdir()
-    # Behind the window in which records wait for others that began before them.
-    later, last = (
-        Capture().add(1, "select 2", at_ms=at_ms).commands[0].encode() for at_ms in (60_000, 120_000)
-    )
-    file.write_bytes(file.read_bytes() + gzip.compress(later) + gzip.compress(last)[:-10])
+    # The second one is behind the window in which records wait for others that began before them.
+    capture = Capture().add(1, "select 1").add(1, "select 2", at_ms=60_000)
+    directory = capture.write(tmp_path / "capture", has_results=False)
+    later = Capture().add(1, "select 3", at_ms=120_000).commands[0].encode()
+    file = directory / "traffic-2026-11-27T23-00-00.log.gz"
+    file.write_bytes(gzip.compress(later)[:-10])
     done = run_replay(
         directory, "--unbounded", address=f"127.0.0.1:{mariadb.port}", output=tmp_path / "output"
     )

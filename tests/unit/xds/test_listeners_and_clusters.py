@@ -72,7 +72,8 @@ def serialised_assignment(plan_: Plan, group: str = "", preferred_zone: str = ""
 
 def serialised_live_config(plan_: Plan, settings: Settings | None = None, group: str = "") -> bytes:
     nodes = nodes_by_group(plan_).get(group, [])
-    text = live_configs.render_live_config(plan_, nodes, settings or Settings(), group)
+    rendered = live_configs.render_nodes(plan_, nodes)
+    text = live_configs.render_live_config(plan_, rendered, settings or Settings(), group)
     return live_configs.build_extension_config("live", text)
 
 
@@ -128,7 +129,7 @@ def unpacked(kind: Any, packed: Any) -> Any:
 def test_live_config_names_only_switches_that_are_off() -> None:
     def switches(overrides: SwitchOverrides, **module: str) -> dict[str, bool]:
         settings = Settings.model_validate({"module": module})
-        text = live_configs.render_live_config(Plan(), [], settings, "", overrides)
+        text = live_configs.render_live_config(Plan(), "", settings, "", overrides)
         published = json.loads(text)["published"]
         return {
             name: published[name]
@@ -147,7 +148,7 @@ def test_live_config_names_only_switches_that_are_off() -> None:
 def test_live_config_has_the_login_log_if_it_is_on() -> None:
     def login_log(**values: Any) -> Any:
         settings = Settings.model_validate({"sql": {"login_log": values}})
-        published = json.loads(live_configs.render_live_config(Plan(), [], settings, ""))["published"]
+        published = json.loads(live_configs.render_live_config(Plan(), "", settings, ""))["published"]
         return published.get("login_log")
 
     assert login_log() is login_log(max_bytes=1, keep=2) is None
@@ -159,7 +160,7 @@ def test_live_config_has_the_login_log_if_it_is_on() -> None:
 def test_live_config_has_the_statement_log_if_it_is_on() -> None:
     def statement_log(**values: Any) -> Any:
         settings = Settings.model_validate({"statements": {"log": values}})
-        published = json.loads(live_configs.render_live_config(Plan(), [], settings, ""))["published"]
+        published = json.loads(live_configs.render_live_config(Plan(), "", settings, ""))["published"]
         return published.get("statement_log")
 
     assert statement_log() is statement_log(threshold=0) is None
@@ -180,7 +181,7 @@ def test_live_config_has_the_statement_log_if_it_is_on() -> None:
 def test_live_config_has_the_limits_of_the_plan() -> None:
     def limits(*plans: LimitPlan) -> Any:
         plan = Plan(limits={limit.rule.name: limit for limit in plans})
-        return json.loads(live_configs.render_live_config(plan, [], Settings(), ""))["published"].get(
+        return json.loads(live_configs.render_live_config(plan, "", Settings(), ""))["published"].get(
             "limits"
         )
 
@@ -208,7 +209,7 @@ def test_earlier_modules_get_no_keys_that_they_would_reject() -> None:
     )
     text = live_configs.render_live_config(
         Plan(limits={"etl": LimitPlan(rule)}),
-        [],
+        "",
         settings,
         "",
         SwitchOverrides(ready=False, drain=True, migration=False),

@@ -10,7 +10,7 @@ use traffic_files::gzip::gzip_member;
 use traffic_files::meta::Meta;
 use traffic_files::names::{Kind, META, file_name};
 
-use super::queue::Batch;
+use super::encoder::Batch;
 
 /// The files have texts of statements with literals, so only their owner can read them.
 const FILE_MODE: u32 = 0o600;

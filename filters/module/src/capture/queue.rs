@@ -1,56 +1,40 @@
-//! The records that wait to be written.
+//! The commands that wait for the writer.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes of the records that may wait, about a second of a busy Envoy on a disk that stands still.
+use super::command::EndedCommand;
+
+/// Bytes of the commands that may wait, about a second of a busy Envoy on a disk that stands still.
 const MAX_QUEUE_BYTES: usize = 32 << 20;
 
 /// The writer is woken when so many bytes wait; before, it comes by itself after some time.
 const WAKE_BYTES: usize = 4 << 20;
 
-/// Records, in order, encoded for both files.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Batch {
-    /// For the traffic file.
-    pub(super) traffic: Vec<u8>,
-    /// For the results file.
-    pub(super) results: Vec<u8>,
-    pub(super) records: u64,
+/// What the writer takes from the queue.
+pub(super) enum Entry {
+    Command(EndedCommand),
+    /// So many commands are lost here.
+    Dropped(u64),
 }
 
-impl Batch {
-    pub(super) fn is_empty(&self) -> bool {
-        self.traffic.is_empty() && self.results.is_empty()
-    }
-
-    fn len(&self) -> usize {
-        self.traffic.len() + self.results.len()
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.traffic.clear();
-        self.results.clear();
-        self.records = 0;
-    }
-}
-
-/// A queue from the workers to the writer. Each holds the lock only while it encodes a record or exchanges the batch.
+/// A queue from the workers to the writer. Each holds the lock only while it moves a command or exchanges the entries.
 #[derive(Default)]
-pub(super) struct BatchQueue {
+pub(super) struct CommandQueue {
     state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct QueueState {
-    batch: Batch,
-    /// Records that were lost since the last one that was not.
+    entries: Vec<Entry>,
+    bytes: usize,
+    /// Commands that were lost since the last one that was not.
     dropped: u64,
     is_closed: bool,
 }
 
-/// Whether a record will be written.
+/// Whether a command will be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushed {
     Accepted,
@@ -60,34 +44,34 @@ pub(super) enum Pushed {
     Closed,
 }
 
-impl BatchQueue {
+impl QueueState {
+    fn mark_dropped(&mut self) {
+        if self.dropped > 0 {
+            self.entries.push(Entry::Dropped(std::mem::take(&mut self.dropped)));
+        }
+    }
+}
+
+impl CommandQueue {
     fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a record of about `bytes` bytes. `mark_dropped` encodes how many records are missing before it.
-    pub(super) fn push(
-        &self,
-        bytes: usize,
-        mark_dropped: impl FnOnce(u64, &mut Vec<u8>),
-        encode: impl FnOnce(&mut Vec<u8>, &mut Vec<u8>),
-    ) -> Pushed {
+    pub(super) fn push(&self, command: EndedCommand) -> Pushed {
+        let bytes = command.bytes();
         let mut state = self.lock();
         if state.is_closed {
             return Pushed::Closed;
         }
-        let before = state.batch.len();
-        if before + bytes > MAX_QUEUE_BYTES {
+        if state.bytes + bytes > MAX_QUEUE_BYTES {
             state.dropped += 1;
             return Pushed::Dropped;
         }
-        let QueueState { batch, dropped, .. } = &mut *state;
-        if *dropped > 0 {
-            mark_dropped(std::mem::take(dropped), &mut batch.results);
-        }
-        encode(&mut batch.traffic, &mut batch.results);
-        batch.records += 1;
-        let must_wake = before < WAKE_BYTES && batch.len() >= WAKE_BYTES;
+        state.mark_dropped();
+        state.entries.push(Entry::Command(command));
+        let before = state.bytes;
+        state.bytes += bytes;
+        let must_wake = before < WAKE_BYTES && state.bytes >= WAKE_BYTES;
         drop(state);
         if must_wake {
             self.changed.notify_one();
@@ -95,32 +79,28 @@ impl BatchQueue {
         Pushed::Accepted
     }
 
-    /// A record was lost before it could be pushed.
+    /// A command was lost before it could be pushed.
     pub(super) fn add_dropped(&self) {
         self.lock().dropped += 1;
     }
 
-    /// Accepts no more records.
+    /// Accepts no more commands.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_one();
     }
 
-    /// Exchanges `batch`, which must be empty, for the records that wait: at the latest after `timeout`, or when there
-    /// are many. Returns whether the queue is closed, so that no more will come. `mark_dropped`: see [`Self::push`].
-    pub(super) fn take(
-        &self,
-        batch: &mut Batch,
-        timeout: Duration,
-        mark_dropped: impl FnOnce(u64, &mut Vec<u8>),
-    ) -> bool {
-        let is_waiting = |state: &mut QueueState| state.batch.len() < WAKE_BYTES && !state.is_closed;
+    /// Exchanges `entries`, which must be empty, for those that wait: at the latest after `timeout`, or when there are
+    /// many. Returns whether the queue is closed, so that no more will come.
+    pub(super) fn take(&self, entries: &mut Vec<Entry>, timeout: Duration) -> bool {
+        let is_waiting = |state: &mut QueueState| state.bytes < WAKE_BYTES && !state.is_closed;
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_waiting);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        std::mem::swap(&mut state.batch, batch);
-        if state.is_closed && state.dropped > 0 {
-            mark_dropped(std::mem::take(&mut state.dropped), &mut batch.results);
+        if state.is_closed {
+            state.mark_dropped();
         }
+        std::mem::swap(&mut state.entries, entries);
+        state.bytes = 0;
         state.is_closed
     }
 
@@ -133,65 +113,72 @@ impl BatchQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
+    use mysql_proto::command::Command;
+    use mysql_proto::tracker::CommandOutcome;
+
+    use super::super::command::CapturedCommand;
     use super::*;
 
-    fn mark(count: u64, results: &mut Vec<u8>) {
-        results.extend(format!("{count} dropped\n").bytes());
+    fn push(queue: &CommandQueue, bytes: usize) -> Pushed {
+        let captured = CapturedCommand::new(Command::Query, &vec![b'x'; bytes], 1, Instant::now());
+        queue.push(captured.end(7, CommandOutcome::Ok, Default::default()))
     }
 
-    fn push(queue: &BatchQueue, bytes: usize) -> Pushed {
-        queue.push(bytes, mark, |traffic, results| {
-            traffic.resize(traffic.len() + bytes, b'x');
-            results.extend(b"result\n");
-        })
-    }
-
-    fn take(queue: &BatchQueue) -> (Batch, bool) {
-        let mut batch = Batch::default();
-        let is_closed = queue.take(&mut batch, Duration::ZERO, mark);
-        (batch, is_closed)
+    /// The bytes of each command, or the negative number of those that are lost.
+    fn take(queue: &CommandQueue, timeout: Duration) -> (Vec<i64>, bool) {
+        let mut entries = Vec::new();
+        let is_closed = queue.take(&mut entries, timeout);
+        let sizes = entries.iter().map(|entry| match entry {
+            Entry::Command(command) => command.content.len() as i64,
+            Entry::Dropped(count) => -(*count as i64),
+        });
+        (sizes.collect(), is_closed)
     }
 
     #[test]
-    fn records_are_taken_in_order_and_both_files_together() {
-        let queue = BatchQueue::default();
+    fn commands_are_taken_in_order() {
+        let queue = CommandQueue::default();
         assert_eq!((push(&queue, 3), push(&queue, 4)), (Pushed::Accepted, Pushed::Accepted));
-        let (batch, is_closed) = take(&queue);
-        assert_eq!((batch.traffic.len(), &*batch.results, batch.records), (7, &b"result\nresult\n"[..], 2));
-        assert!(!is_closed && take(&queue).0.is_empty());
+        assert_eq!(take(&queue, Duration::ZERO), (vec![3, 4], false));
+        assert_eq!(take(&queue, Duration::ZERO), (vec![], false));
     }
 
     #[test]
-    fn lost_records_are_marked_where_they_are_missing() {
-        let queue = BatchQueue::default();
-        push(&queue, MAX_QUEUE_BYTES / 2);
+    fn lost_commands_are_marked_where_they_are_missing() {
+        let queue = CommandQueue::default();
+        push(&queue, 5);
         assert_eq!((push(&queue, MAX_QUEUE_BYTES), push(&queue, MAX_QUEUE_BYTES)), (Pushed::Dropped, Pushed::Dropped));
         push(&queue, 1);
         queue.add_dropped();
         queue.close();
         assert_eq!(push(&queue, 1), Pushed::Closed);
-        let (batch, is_closed) = take(&queue);
-        assert_eq!((&*batch.results, is_closed), (&b"result\n2 dropped\nresult\n1 dropped\n"[..], true));
-        assert!(queue.wait_closed(Duration::MAX) && take(&queue).0.is_empty());
+        assert_eq!(take(&queue, Duration::MAX), (vec![5, -2, 1, -1], true));
+        assert!(queue.wait_closed(Duration::MAX));
+    }
+
+    #[test]
+    fn there_is_room_again_after_commands_were_taken() {
+        let queue = CommandQueue::default();
+        let half = MAX_QUEUE_BYTES / 2;
+        assert_eq!((push(&queue, half), push(&queue, half)), (Pushed::Accepted, Pushed::Dropped));
+        take(&queue, Duration::ZERO);
+        assert_eq!(push(&queue, half), Pushed::Accepted);
     }
 
     #[test]
     fn many_bytes_and_the_end_wake_the_writer() {
-        let queue = BatchQueue::default();
+        let queue = CommandQueue::default();
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| {
-                [(); 2].map(|()| {
-                    let mut batch = Batch::default();
-                    let is_closed = queue.take(&mut batch, Duration::MAX, mark);
-                    (batch.traffic.len(), is_closed)
-                })
-            });
+            let writer = scope.spawn(|| [(); 2].map(|()| take(&queue, Duration::MAX)));
             push(&queue, WAKE_BYTES);
-            while !queue.lock().batch.is_empty() {
+            while !queue.lock().entries.is_empty() {
                 std::thread::yield_now();
             }
             queue.close();
-            assert_eq!(writer.join().expect("the writer"), [(WAKE_BYTES, false), (0, true)]);
+            let taken = writer.join().expect("the writer");
+            assert_eq!(taken, [(vec![WAKE_BYTES as i64], false), (vec![], true)]);
         });
     }
 }

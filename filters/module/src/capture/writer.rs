@@ -6,21 +6,23 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, SystemTime};
 
-use traffic_files::result::encode_dropped;
-
 use super::CaptureCounts;
+use super::encoder::{Batch, Encoder};
 use super::files::CaptureFiles;
-use super::queue::{Batch, BatchQueue};
+use super::queue::{CommandQueue, Entry};
 
 /// Time between two batches. Larger batches compress better; the records of a batch are lost if Envoy is killed.
 const BATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The size of a batch, before compression, after which the next one begins.
+const MAX_BATCH_BYTES: usize = 8 << 20;
 
 /// Time between two attempts to write the same batch.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the thread shares with the workers.
 pub(super) struct Shared {
-    pub(super) queue: BatchQueue,
+    pub(super) queue: CommandQueue,
     pub(super) counts: CaptureCounts,
 }
 
@@ -29,7 +31,7 @@ pub(super) struct Shared {
 pub(super) fn start(shared: Arc<Shared>, files: CaptureFiles, max_bytes: u64) -> io::Result<Receiver<()>> {
     let (running, ended) = channel::<()>();
     let run = move || {
-        let mut writer = Writer { shared: &shared, files, max_bytes, is_failing: false };
+        let mut writer = Writer { shared: &shared, encoder: Encoder::default(), files, max_bytes, is_failing: false };
         writer.run();
         shared.counts.is_active.store(false, Ordering::Relaxed);
         drop(running);
@@ -40,6 +42,7 @@ pub(super) fn start(shared: Arc<Shared>, files: CaptureFiles, max_bytes: u64) ->
 
 struct Writer<'a> {
     shared: &'a Shared,
+    encoder: Encoder,
     files: CaptureFiles,
     max_bytes: u64,
     /// Whether the last attempt has failed. Only the first failure is logged.
@@ -47,21 +50,21 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes records until the queue is closed and empty. Records that cannot be written then are lost.
+    /// Writes commands until the queue is closed and empty. Those that cannot be written then are lost.
     fn run(&mut self) {
-        let mut batch = Batch::default();
+        let (mut entries, mut batch) = (Vec::new(), Batch::default());
         loop {
-            let is_closed = self.shared.queue.take(&mut batch, BATCH_INTERVAL, mark_dropped);
-            // While a batch is left, newer records stay in the queue, whose size is limited.
-            while !batch.is_empty() && !self.write(&batch) {
-                if is_closed || self.shared.queue.wait_closed(RETRY_INTERVAL) {
-                    if !self.write(&batch) {
-                        self.shared.counts.dropped.fetch_add(batch.records, Ordering::Relaxed);
-                    }
-                    break;
+            let is_closed = self.shared.queue.take(&mut entries, BATCH_INTERVAL);
+            let mut entries = entries.drain(..).peekable();
+            while entries.peek().is_some() {
+                batch.clear();
+                while batch.traffic.len() < MAX_BATCH_BYTES
+                    && let Some(entry) = entries.next()
+                {
+                    self.encode(entry, &mut batch);
                 }
+                self.write_or_drop(&batch, is_closed);
             }
-            batch.clear();
             if is_closed {
                 break;
             }
@@ -72,6 +75,32 @@ impl Writer<'_> {
         }
         if let Err(error) = self.files.finish(SystemTime::now()) {
             self.count_error(&error);
+        }
+    }
+
+    fn encode(&mut self, entry: Entry, batch: &mut Batch) {
+        match entry {
+            Entry::Command(command) => {
+                if !self.encoder.add(&command, batch) {
+                    self.shared.counts.filtered.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Entry::Dropped(count) => {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                batch.add_dropped(count, i64::try_from(now.as_nanos()).unwrap_or(i64::MAX));
+            }
+        }
+    }
+
+    /// While a batch cannot be written, newer commands stay in the queue, whose size is limited.
+    fn write_or_drop(&mut self, batch: &Batch, is_closed: bool) {
+        let mut may_wait = !is_closed;
+        while !batch.is_empty() && !self.write(batch) {
+            if !may_wait {
+                self.shared.counts.dropped.fetch_add(batch.records, Ordering::Relaxed);
+                return;
+            }
+            may_wait = !self.shared.queue.wait_closed(RETRY_INTERVAL);
         }
     }
 
@@ -114,10 +143,4 @@ impl Writer<'_> {
             );
         }
     }
-}
-
-/// Marks in the results that records are missing.
-pub(super) fn mark_dropped(count: u64, results: &mut Vec<u8>) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    encode_dropped(count, i64::try_from(now.as_nanos()).unwrap_or(i64::MAX), results);
 }

@@ -50,7 +50,7 @@ impl KnownStatement {
 #[derive(Debug)]
 pub(crate) struct PreparedStatement {
     /// Without semicolons, if the client has prepared exactly one statement.
-    pub(crate) text: Box<[u8]>,
+    pub(crate) text: Arc<[u8]>,
     pub(crate) known: Rc<KnownStatement>,
     /// The database that it selects. None: it is no `USE`.
     pub(crate) database: Option<Box<[u8]>>,

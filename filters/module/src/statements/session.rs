@@ -258,7 +258,6 @@ impl SessionStatements {
         let payload = request.payload();
         let Some(command) = payload.first().map(|command| Command::from(*command)) else { return };
         let prepared = names_statement(command).then(|| self.prepared(&payload).cloned()).flatten();
-        let mut is_hidden = prepared.as_ref().is_some_and(|prepared| prepared.known.secrecy.hides(&prepared.text));
         let content = match command {
             Command::CloseStatement => {
                 statement_id(&payload).and_then(|id| self.prepared.remove(&id));
@@ -266,17 +265,12 @@ impl SessionStatements {
             }
             Command::Query => {
                 let Some(range) = self.text_range(&payload) else { return };
-                let runs;
-                (runs, is_hidden) = self.runs(collector, &payload[range]);
-                Some(Content::runs(runs.into_iter()))
+                Some(Content::runs(self.runs(collector, &payload[range]).into_iter()))
             }
             Command::Prepare => {
                 let Some(range) = self.text_range(&payload) else { return };
-                let text = &payload[range];
                 self.is_last_refused = false;
-                is_hidden = self.capture.is_some()
-                    && sql_text::statements(text).any(|text| collector.identify(&text).secrecy.hides(&text));
-                Some(Content::Prepares(collector.prepare(text)))
+                Some(Content::Prepares(collector.prepare(&payload[range])))
             }
             Command::InitDb => Some(Content::Selects(selected_database(&payload[1..]))),
             Command::Execute | Command::BulkExecute => {
@@ -289,7 +283,7 @@ impl SessionStatements {
         };
         if self.capture.is_some() {
             let statement = content.as_ref().and_then(Content::statement);
-            self.capture_request(command, &payload, RequestStatement { statement, prepared, is_hidden }, node);
+            self.capture_request(command, &payload, RequestStatement { statement, prepared }, node);
         }
         if let (Some(content), Some(newest)) = (content, self.commands.back_mut()) {
             newest.request_bytes = request.len();
@@ -298,26 +292,22 @@ impl SessionStatements {
         }
     }
 
-    /// The statements of a COM_QUERY, and whether they must not be captured.
-    fn runs(&self, collector: &StatementCollector, text: &[u8]) -> (Vec<Run>, bool) {
-        let is_collecting = self.is_collecting();
-        let keeps_texts = is_collecting && statement_log::keeps_texts();
-        let mut is_hidden = false;
-        let mut statements = sql_text::statements(text);
-        let runs = statements.by_ref().take(MAX_STATEMENTS).map(|text| Run {
-            statement: is_collecting.then(|| {
-                let known = collector.identify(&text);
-                is_hidden |= known.secrecy.hides(&text);
-                Arc::clone(&known.statement)
-            }),
+    /// The statements of a COM_QUERY. Empty: nobody needs to know them, and none of them selects a database.
+    fn runs(&self, collector: &StatementCollector, text: &[u8]) -> Vec<Run> {
+        let identifies = self.is_collecting() && super::identifies_statements();
+        if !identifies && !sql_text::may_begin_with(text, b"use") && !text.contains(&b';') {
+            return Vec::new();
+        }
+        let keeps_texts = identifies && statement_log::keeps_texts();
+        let runs = sql_text::statements(text).take(MAX_STATEMENTS).map(|text| Run {
+            statement: identifies.then(|| Arc::clone(&collector.identify(&text).statement)),
             text: if keeps_texts { KeptText::Sent(SentText::new(&text)) } else { KeptText::None },
             database: sql_text::may_begin_with(&text, b"use")
                 .then(|| sql_text::used_database(&text))
                 .flatten()
                 .map(Vec::into_boxed_slice),
         });
-        let runs = runs.collect();
-        (runs, is_hidden || statements.next().is_some()) // the others were not looked at
+        runs.collect()
     }
 
     /// A rule wants the newest command in the log.
@@ -430,13 +420,14 @@ impl SessionStatements {
             }
             _ => self.commands.pop_front(),
         };
-        if let Some(ended) = &ended {
-            self.end_captured(ended, outcome, node);
-        }
+        let ended = ended.map(|ended| {
+            self.end_captured(ended.capture, outcome, node);
+            ended.content
+        });
         if outcome != CommandOutcome::Ok {
             return;
         }
-        match (command, ended.map(|ended| ended.content)) {
+        match (command, ended) {
             (Command::InitDb, Some(Content::Selects(database))) => {
                 self.database.clone_from(&database);
                 self.connection_database = database;

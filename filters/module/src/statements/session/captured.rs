@@ -20,8 +20,6 @@ pub(super) struct RequestStatement<'a> {
     pub(super) statement: Option<&'a Arc<Statement>>,
     /// The prepared statement that the request names.
     pub(super) prepared: Option<Rc<PreparedStatement>>,
-    /// It may hold a secret.
-    pub(super) is_hidden: bool,
 }
 
 impl SessionStatements {
@@ -84,19 +82,22 @@ impl SessionStatements {
         };
         let newest = self.commands.back_mut().filter(|newest| newest.command == command);
         let since = newest.as_ref().and_then(|newest| newest.since).unwrap_or_else(Instant::now);
-        let captured = capture.begin(command, content, since, about.is_hidden);
+        // The writer looks at all other texts.
+        let is_hidden = about.prepared.as_ref().is_some_and(|prepared| prepared.known.secrecy.hides(&prepared.text));
+        let captured = capture.begin(command, content, since, is_hidden);
         let Some(mut captured) = captured else {
             newest.into_iter().for_each(|newest| newest.capture = CommandCapture::No);
             return;
         };
-        captured.set_statement(about.statement.map(Arc::clone), about.prepared.filter(|_| command == Command::Execute));
+        let executed = about.prepared.filter(|_| command == Command::Execute);
+        captured.set_statement(about.statement.map(Arc::clone), executed.map(|prepared| Arc::clone(&prepared.text)));
         match newest {
             Some(newest) => newest.capture = CommandCapture::Yes(captured),
             None => {
                 // It has no response, and has ended already.
                 let Some(client) = &self.client else { return };
                 let names = SessionNames { user: &client.user, database: &self.database, node };
-                capture.end(&captured, CommandOutcome::Silent, &names);
+                capture.end(*captured, CommandOutcome::Silent, &names);
             }
         }
     }
@@ -115,12 +116,12 @@ impl SessionStatements {
     }
 
     /// A command has ended.
-    pub(super) fn end_captured(&self, ended: &RunningCommand, outcome: CommandOutcome, node: &str) {
-        let (Some(capture), Some(client)) = (&self.capture, &self.client) else { return };
-        match &ended.capture {
+    pub(super) fn end_captured(&mut self, command: CommandCapture, outcome: CommandOutcome, node: &str) {
+        let (Some(capture), Some(client)) = (&mut self.capture, &self.client) else { return };
+        match command {
             CommandCapture::Yes(captured) => {
                 let names = SessionNames { user: &client.user, database: &self.database, node };
-                capture.end(captured, outcome, &names);
+                capture.end(*captured, outcome, &names);
             }
             CommandCapture::Awaited if outcome != CommandOutcome::Silent => capture.on_lost_command(),
             CommandCapture::Awaited | CommandCapture::No => {}

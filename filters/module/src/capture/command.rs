@@ -1,0 +1,198 @@
+//! A command that is captured: while it runs, and when it has ended.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mysql_proto::command::Command;
+use mysql_proto::rows::{RowPiece, RowReader};
+use mysql_proto::tracker::{CommandOutcome, ResultSize};
+use traffic_files::checksum::RowsChecksum;
+
+use crate::statements::Statement;
+
+/// A command that runs, and will be captured when it has ended.
+pub(crate) struct CapturedCommand {
+    command: Command,
+    /// What follows the command in its message, without query attributes.
+    content: Vec<u8>,
+    /// When it arrived, in nanoseconds since 1970.
+    time: i64,
+    since: Instant,
+    /// The statement that it names, or that it has prepared.
+    prepared_id: Option<u32>,
+    /// The text of the prepared statement that it executes.
+    prepared_text: Option<Arc<[u8]>>,
+    /// None: the writer identifies it.
+    statement: Option<Arc<Statement>>,
+    rows: RowReader,
+    checksum: RowsChecksum,
+    has_result_set: bool,
+    size: ResultSize,
+}
+
+/// What the results tell about the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SessionNames<'a> {
+    pub(crate) user: &'a str,
+    pub(crate) database: &'a [u8],
+    pub(crate) node: &'a str,
+}
+
+/// [`SessionNames`] that commands share.
+#[derive(Debug, Default)]
+pub(super) struct SharedNames {
+    user: Box<str>,
+    database: Box<[u8]>,
+    node: Box<str>,
+}
+
+impl SharedNames {
+    pub(super) fn new(names: &SessionNames<'_>) -> Arc<Self> {
+        Arc::new(Self { user: names.user.into(), database: names.database.into(), node: names.node.into() })
+    }
+
+    pub(super) fn as_names(&self) -> SessionNames<'_> {
+        SessionNames { user: &self.user, database: &self.database, node: &self.node }
+    }
+}
+
+/// A command that has ended, on its way to the writer.
+pub(super) struct EndedCommand {
+    pub(super) connection: u64,
+    pub(super) command: Command,
+    pub(super) content: Vec<u8>,
+    pub(super) time: i64,
+    pub(super) prepared_id: Option<u32>,
+    pub(super) prepared_text: Option<Arc<[u8]>>,
+    pub(super) statement: Option<Arc<Statement>>,
+    pub(super) latency_us: u64,
+    pub(super) size: ResultSize,
+    /// 0: none.
+    pub(super) error: u16,
+    pub(super) checksum: Option<u64>,
+    pub(super) names: Arc<SharedNames>,
+}
+
+impl EndedCommand {
+    /// About how much memory it takes.
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.content.len()
+    }
+}
+
+/// Whether commands of this kind are captured.
+pub(crate) fn is_captured(command: Command) -> bool {
+    match command {
+        Command::Quit
+        | Command::InitDb
+        | Command::Query
+        | Command::FieldList
+        | Command::ChangeUser
+        | Command::Prepare
+        | Command::Execute
+        | Command::SendLongData
+        | Command::CloseStatement
+        | Command::ResetStatement
+        | Command::SetOption
+        | Command::Fetch
+        | Command::ResetConnection => true,
+        Command::Ping
+        | Command::Statistics
+        | Command::ProcessInfo
+        | Command::ProcessKill
+        | Command::Refresh
+        | Command::Shutdown
+        | Command::Debug
+        | Command::BinlogDump
+        | Command::TableDump
+        | Command::RegisterSlave
+        | Command::BinlogDumpGtid
+        | Command::BulkExecute
+        | Command::Other => false,
+    }
+}
+
+impl CapturedCommand {
+    /// A change of user has a password, so it becomes a reset of the connection.
+    pub(super) fn new(command: Command, content: &[u8], time: i64, since: Instant) -> Self {
+        let (command, content) = match command {
+            Command::ChangeUser => (Command::ResetConnection, &b""[..]),
+            _ => (command, content),
+        };
+        Self {
+            command,
+            content: content.to_vec(),
+            time,
+            since,
+            prepared_id: None,
+            prepared_text: None,
+            statement: None,
+            rows: RowReader::default(),
+            checksum: RowsChecksum::default(),
+            has_result_set: false,
+            size: ResultSize::default(),
+        }
+    }
+
+    /// The command names this prepared statement.
+    pub(super) fn set_prepared_id(&mut self, id: Option<u32>) {
+        self.prepared_id = id;
+    }
+
+    /// The command runs this statement. `prepared_text`: it executes a prepared statement with this text.
+    pub(crate) fn set_statement(&mut self, statement: Option<Arc<Statement>>, prepared_text: Option<Arc<[u8]>>) {
+        self.statement = statement;
+        self.prepared_text = prepared_text;
+    }
+
+    /// The node has prepared the statement of the command.
+    pub(crate) fn on_prepared(&mut self, id: u32) {
+        self.prepared_id = Some(id);
+    }
+
+    /// Bytes of rows, with packet headers.
+    pub(crate) fn on_row_bytes(&mut self, mut bytes: &[u8]) {
+        self.has_result_set = true;
+        while let Some(piece) = self.rows.next(&mut bytes) {
+            match piece {
+                RowPiece::Whole(row) => self.checksum.add_row(row),
+                RowPiece::Part(part) => self.checksum.extend(part),
+                RowPiece::End => self.checksum.end(),
+            }
+        }
+    }
+
+    pub(crate) fn on_result_ended(&mut self, size: ResultSize) {
+        self.size.rows += size.rows;
+        self.size.bytes += size.bytes;
+    }
+
+    pub(super) fn end(self, connection: u64, outcome: CommandOutcome, names: Arc<SharedNames>) -> EndedCommand {
+        let error = if let CommandOutcome::Error(code) = outcome { code } else { 0 };
+        let latency_us = match outcome {
+            CommandOutcome::Silent => 0,
+            _ => u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX),
+        };
+        EndedCommand {
+            connection,
+            command: self.command,
+            content: self.content,
+            time: self.time,
+            prepared_id: self.prepared_id,
+            prepared_text: self.prepared_text,
+            statement: self.statement,
+            latency_us,
+            size: self.size,
+            error,
+            checksum: (self.has_result_set && error == 0).then(|| self.checksum.value()),
+            names,
+        }
+    }
+}
+
+/// Hides the client's data.
+impl std::fmt::Debug for CapturedCommand {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "CapturedCommand({:?})", self.command)
+    }
+}

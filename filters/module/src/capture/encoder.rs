@@ -1,0 +1,187 @@
+//! Encodes commands for the files, and leaves out those that may hold secrets.
+
+use std::collections::HashMap;
+
+use mysql_proto::command::Command;
+use sql_text::{Digest, Normalizer};
+use traffic_files::record::{self, RecordRef};
+use traffic_files::result::{self, ResultRef};
+
+use super::command::EndedCommand;
+use super::secrets::Secrecy;
+
+/// Statements whose digests are remembered.
+const MAX_STATEMENTS: usize = 5_000;
+/// Bytes of their texts.
+const MAX_TEXT_BYTES: usize = 4 << 20;
+
+/// The highest number of statements in one text. Longer texts are left out.
+const MAX_STATEMENTS_IN_TEXT: usize = 1_000;
+
+/// Records, in order, encoded for both files.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Batch {
+    /// For the traffic file.
+    pub(super) traffic: Vec<u8>,
+    /// For the results file.
+    pub(super) results: Vec<u8>,
+    pub(super) records: u64,
+}
+
+impl Batch {
+    pub(super) fn is_empty(&self) -> bool {
+        self.traffic.is_empty() && self.results.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.traffic.clear();
+        self.results.clear();
+        self.records = 0;
+    }
+
+    /// `time_ns`: now.
+    pub(super) fn add_dropped(&mut self, count: u64, time_ns: i64) {
+        result::encode_dropped(count, time_ns, &mut self.results);
+    }
+}
+
+/// What is known about a normalized text.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    digest: Digest,
+    secrecy: Secrecy,
+}
+
+#[derive(Default)]
+pub(super) struct Encoder {
+    normalizer: Normalizer,
+    /// By normalized text.
+    known: HashMap<Box<[u8]>, Known>,
+    known_bytes: usize,
+}
+
+impl Encoder {
+    /// Adds a command. False: it is left out, since it may hold a secret.
+    pub(super) fn add(&mut self, command: &EndedCommand, batch: &mut Batch) -> bool {
+        let mut digest = command.statement.as_ref().map(|statement| statement.digest);
+        if matches!(command.command, Command::Query | Command::Prepare) {
+            let Some(found) = self.digest_unless_hidden(&command.content) else { return false };
+            digest = digest.or(found);
+        }
+        let record = RecordRef {
+            time_ns: command.time,
+            connection: command.connection,
+            command: command.command,
+            is_success: command.error == 0,
+            prepared_id: command.prepared_id,
+            prepared_text: command.prepared_text.as_deref(),
+            payload: &command.content,
+        };
+        record::encode(record, &mut batch.traffic);
+        let names = command.names.as_names();
+        let result = ResultRef {
+            connection: command.connection,
+            time_ns: command.time,
+            latency_us: command.latency_us,
+            rows: command.size.rows,
+            bytes: command.size.bytes,
+            error: command.error,
+            checksum: command.checksum,
+            digest: digest.as_ref(),
+            user: names.user.as_bytes(),
+            database: names.database,
+            node: names.node.as_bytes(),
+        };
+        result::encode(result, &mut batch.results);
+        batch.records += 1;
+        true
+    }
+
+    /// The digest of the first statement, if there is one. None: a statement of the text may hold a secret.
+    fn digest_unless_hidden(&mut self, text: &[u8]) -> Option<Option<Digest>> {
+        let mut first = None;
+        let mut statements = sql_text::statements(text);
+        for text in statements.by_ref().take(MAX_STATEMENTS_IN_TEXT) {
+            let known = self.identify(&text);
+            if known.secrecy.hides(&text) {
+                return None;
+            }
+            first.get_or_insert(known.digest);
+        }
+        statements.next().is_none().then_some(first)
+    }
+
+    fn identify(&mut self, text: &[u8]) -> Known {
+        let normalized = self.normalizer.normalize(text);
+        if let Some(known) = self.known.get(normalized) {
+            return *known;
+        }
+        let secrecy = Secrecy::of(&String::from_utf8_lossy(normalized));
+        let known = Known { digest: sql_text::digest(normalized), secrecy };
+        if self.known.len() >= MAX_STATEMENTS || self.known_bytes + normalized.len() > MAX_TEXT_BYTES {
+            self.known.clear();
+            self.known_bytes = 0;
+        }
+        self.known_bytes += normalized.len();
+        self.known.insert(normalized.into(), known);
+        known
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use mysql_proto::tracker::CommandOutcome;
+
+    use super::super::command::{CapturedCommand, SessionNames, SharedNames};
+    use super::*;
+
+    fn command(command: Command, content: &[u8]) -> EndedCommand {
+        let names = SharedNames::new(&SessionNames { user: "app", database: b"shop", node: "n" });
+        CapturedCommand::new(command, content, 5, Instant::now()).end(7, CommandOutcome::Silent, names)
+    }
+
+    fn results(commands: &[EndedCommand]) -> (String, u64) {
+        let (mut encoder, mut batch) = (Encoder::default(), Batch::default());
+        let left_out = commands.iter().filter(|command| !encoder.add(command, &mut batch)).count();
+        assert_eq!(batch.records as usize, commands.len() - left_out);
+        (String::from_utf8(batch.results).expect("JSON"), left_out as u64)
+    }
+
+    #[test]
+    fn result_has_the_digest_of_the_first_statement() {
+        let (lines, left_out) = results(&[command(Command::Query, b"select 1; select 2 from t")]);
+        assert_eq!(left_out, 0);
+        assert_eq!(
+            lines,
+            "{\"conn\":7,\"time\":5,\"us\":0,\"rows\":0,\"bytes\":0,\"error\":0,\"checksum\":null,\
+             \"digest\":\"e1c71d1661ae46e09b7aaec1c390957f0d6260410df4e4bc71b9c8d681021471\",\"user\":\"app\",\
+             \"database\":\"shop\",\"node\":\"n\"}\n"
+        );
+    }
+
+    #[test]
+    fn texts_with_a_secret_anywhere_are_left_out() {
+        let many = "select 1;".repeat(MAX_STATEMENTS_IN_TEXT) + "create user u identified by 'x'";
+        let texts = ["select 1; create user u identified by 'x'", &many, "create user u identified by 'x'"];
+        for text in texts {
+            for kind in [Command::Query, Command::Prepare] {
+                assert_eq!(results(&[command(kind, text.as_bytes())]), (String::new(), 1), "{text}");
+            }
+        }
+        assert_eq!(results(&[command(Command::InitDb, b"create user")]).1, 0);
+    }
+
+    #[test]
+    fn remembered_statements_are_bounded() {
+        let mut encoder = Encoder::default();
+        for number in 0..2 * MAX_STATEMENTS {
+            encoder.identify(format!("select a{number}").as_bytes());
+            assert!(encoder.known.len() <= MAX_STATEMENTS);
+        }
+        encoder.identify(format!("select {}", "a,".repeat(MAX_TEXT_BYTES)).as_bytes());
+        encoder.identify(b"select 1");
+        assert!(encoder.known.len() <= 2 && encoder.known_bytes <= 4 * MAX_TEXT_BYTES);
+    }
+}
