@@ -36,6 +36,7 @@ from controlplane.errors import (
     UnknownRollout,
     UnknownRule,
     UnknownSession,
+    UnknownVerification,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -59,6 +60,7 @@ class ProblemKind(Enum):
     CAPTURES_OFF = (409, "The settings do not allow captures")
     UNKNOWN_GROUP = (404, "No group has that name")
     UNKNOWN_ROLLOUT = (404, "No rollout has that id")
+    UNKNOWN_VERIFICATION = (404, "The rollout has no comparison of that node")
     ROLLOUT_PRECONDITION_FAILED = (409, "The rollout cannot be started or continued in the current state")
     UNAUTHENTICATED = (401, "The caller is not authenticated")
     FORBIDDEN = (403, "The caller is not authorized for this operation")
@@ -170,6 +172,7 @@ _KIND_BY_ERROR: Mapping[type[TidevoyError], ProblemKind] = {
     AmbiguousSession: ProblemKind.AMBIGUOUS_SESSION,
     EnvoyConnected: ProblemKind.ENVOY_CONNECTED,
     UnknownRollout: ProblemKind.UNKNOWN_ROLLOUT,
+    UnknownVerification: ProblemKind.UNKNOWN_VERIFICATION,
     UnknownRule: ProblemKind.UNKNOWN_RULE,
     RuleExists: ProblemKind.RULE_EXISTS,
     CaptureRunning: ProblemKind.CAPTURE_RUNNING,

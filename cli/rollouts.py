@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ import typer
 
 from cli.client import ControlPlaneClient
 from cli.errors import CliError, UsageError
-from cli.options import DEFAULT_URL, AsJson, Url, duration_option
+from cli.options import DEFAULT_URL, Address, AsJson, Url, duration_option
 from cli.output import (
     format_count,
     format_duration,
@@ -24,6 +25,9 @@ from cli.output import (
     show_table,
 )
 from cli.progress_display import ProgressDisplay
+from cli.traffic_comparison import show_verification
+from controlplane.model.comparison import DEFAULT_MAX_RATIO
+from controlplane.model.rollout import REPLAY_PREFIX
 
 app = typer.Typer(
     help="Restart or upgrade nodes one after another without disconnecting clients.", no_args_is_help=True
@@ -88,6 +92,18 @@ def start(
     failure_budget: Annotated[
         int, typer.Option(min=0, help="Nodes that may fail before the rollout pauses.")
     ] = 0,
+    verify: Annotated[
+        str,
+        typer.Option(
+            metavar="replay:CAPTURE",
+            help="Before a node returns to service, replay reads of a capture on it and on an old node, and"
+            " pause if it has new errors or slower statements.",
+        ),
+    ] = "",
+    verify_ratio: Annotated[
+        float,
+        typer.Option(min=1.0, help="A statement is slower if it takes at least this many times as long."),
+    ] = DEFAULT_MAX_RATIO,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and what prevents it.")
     ] = False,
@@ -119,6 +135,8 @@ def start(
         "healthy_for_seconds": healthy_for,
         "version": version,
         "failure_budget": failure_budget,
+        # Control planes of older releases do not know these fields.
+        **({"verify": verify, "verify_ratio": verify_ratio} if verify else {}),
     }
     with ControlPlaneClient(url) as client:
         plan = client.post("/v1/rollouts", {**spec, "dry_run": True})
@@ -189,15 +207,42 @@ def pause(name: RolloutId, url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
-def resume(name: RolloutId, url: Url = DEFAULT_URL) -> None:
-    """Resume a paused rollout. It retries failed nodes first."""
-    _post_command(url, name, "resume")
+def resume(
+    name: RolloutId,
+    skip_verification: Annotated[
+        bool,
+        typer.Option(
+            "--skip-verification",
+            help="Return nodes whose verification failed to service, without another verification.",
+        ),
+    ] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Resume a paused rollout. It retries failed nodes first, and verifies them again."""
+    _post_command(url, name, "resume?skip_verification=true" if skip_verification else "resume")
 
 
 @app.command()
 def abort(name: RolloutId, url: Url = DEFAULT_URL) -> None:
     """Abort a rollout, and cancel the drains that it started."""
     _post_command(url, name, "abort")
+
+
+@app.command()
+def verification(
+    name: RolloutId,
+    address: Address,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with charts, too.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a node of a rollout compares with an old node. Exit code 1: it is worse."""
+    with ControlPlaneClient(url) as client:
+        answer = client.get(f"{_rollout_path(name)}/verifications/{quote(address, safe='')}")
+    if not show_verification(answer, html, as_json=as_json):
+        raise typer.Exit(1)
 
 
 def _rollout_path(name: str) -> str:
@@ -363,10 +408,22 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
         f"2. run the action {spec['action']}",
         f"3. wait until it is {back}, for at most {return_time}, and has passed its checks for"
         f" {healthy_time}",
-        "4. undrain it, and let it warm up",
+        *(f"{number}. {text}" for number, text in enumerate(_last_steps(spec), 4)),
         "pause at the first node that fails"
         if not budget
         else f"pause when more than {budget} nodes have failed, or at the end if fewer have",
+    ]
+
+
+def _last_steps(spec: Mapping[str, Any]) -> list[str]:
+    """Return what a rollout does with a node that is back."""
+    undrain = "undrain it, and let it warm up"
+    if not (verify := spec.get("verify")):  # answers of older releases lack it
+        return [undrain]
+    return [
+        f"compare it with an old node, on reads of {verify.removeprefix(REPLAY_PREFIX)}; pause if a statement"
+        f" takes {spec['verify_ratio']:g} times as long or has a new error",
+        undrain,
     ]
 
 

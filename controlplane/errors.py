@@ -168,6 +168,13 @@ class UnknownRollout(TidevoyError):
         super().__init__(f"no rollout has the id {name}; `tidevoy rollout status` lists the known ones")
 
 
+class UnknownVerification(TidevoyError):
+    def __init__(self, rollout: str, address: str) -> None:
+        super().__init__(
+            f"the rollout {rollout} has no comparison of {address} with an old node; the last ones are kept"
+        )
+
+
 class RolloutRejected(TidevoyError):
     """A rollout cannot be started or continued in the current state; each of `problems` says why."""
 

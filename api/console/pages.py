@@ -19,9 +19,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from api.console import charts, formatting
+from api.console import charts, comparison_charts, formatting
 from api.problems import ProblemError, ProblemKind
 from controlplane.model.nodes import State
+from controlplane.verification.texts import format_microseconds, format_ratio
 from controlplane.version import VERSION
 
 router = APIRouter(include_in_schema=False)
@@ -69,6 +70,11 @@ def rollout_link(rollout_id: str) -> str:
     return f"/console/rollouts/{quote(rollout_id, safe='')}"
 
 
+def verification_link(rollout_id: str, address: str) -> str:
+    """Return the path of the comparison of a rollout's node with an old one."""
+    return f"{rollout_link(rollout_id)}/verifications/{quote(address, safe=':[]')}"
+
+
 def statement_link(digest: str) -> str:
     """Return the path of a statement's page."""
     return f"/console/statements/{quote(digest, safe='')}"
@@ -86,15 +92,21 @@ _templates.globals |= {
     "version": VERSION,
     "State": State,
     "charts": charts,
+    "INTERVAL_WIDTH": comparison_charts.INTERVAL_WIDTH,
+    "SCATTER_WIDTH": comparison_charts.SCATTER_WIDTH,
+    "SCATTER_HEIGHT": comparison_charts.SCATTER_HEIGHT,
     "node_link": node_link,
     "envoy_link": envoy_link,
     "rollout_link": rollout_link,
+    "verification_link": verification_link,
     "statement_link": statement_link,
 }
 _templates.filters |= {
     "count": formatting.format_count,
     "rate": formatting.format_rate,
     "latency": formatting.format_latency,
+    "microseconds": format_microseconds,
+    "ratio": format_ratio,
     "percent": formatting.format_percent,
     "duration": formatting.format_duration,
     "time": formatting.format_time,
@@ -153,6 +165,12 @@ def success(request: Request, text: str, next_path: str, *, leave_page: bool = F
     if leave_page:
         return Response(status_code=204, headers={"HX-Redirect": next_path})
     return Response(headers={"HX-Trigger": json.dumps({"done": {"text": text}}), "HX-Reswap": "none"})
+
+
+def render_file(template: str, /, **values: Any) -> str:
+    """Return a page as a file of its own, with the style sheet in it and without links."""
+    css = _assets()["console.css"][1].decode()
+    return _templates.get_template(template).render(css=Markup(css), **values)  # noqa: S704 - our own file
 
 
 def is_dialog_request(request: Request) -> bool:

@@ -11,18 +11,29 @@ from fastapi import APIRouter, Path, Request, Response
 
 from api.auth.caller import Caller
 from api.console import pages
+from api.console.comparison_charts import comparison_values
 from api.console.errors import USER_ERRORS, ConsoleRoute, describe
 from api.console.forms import Form, submit
 from api.dependencies import CallerDep, EngineDep
 from api.schemas import rollouts as schemas
+from api.schemas.common import Address
 from controlplane.engine.engine import Engine
-from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpec, Stage
+from controlplane.model.rollout import (
+    MANUAL,
+    REPLAY_PREFIX,
+    Rollout,
+    RolloutPhase,
+    RolloutSpec,
+    Stage,
+    Verification,
+)
 from controlplane.rollouts.preflight import PreflightResult
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
 _SECONDS_PER_MINUTE = 60.0
 _RolloutIdPath = Annotated[schemas.RolloutId, Path(alias="id")]
+_AddressPath = Annotated[Address, Path()]
 _Command = Literal["pause", "resume", "abort"]
 _FINAL_STAGES = (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
 
@@ -41,6 +52,16 @@ async def show_rollout(request: Request, engine: EngineDep, rollout_id: _Rollout
     now = engine.cluster.now() // 5 * 5
     values = {**_progress_values(rollout), "durations": _durations(rollout, now)}
     return pages.live_page(request, "rollout.html", "rollouts", pages.rollout_link(rollout_id), values)
+
+
+@router.get("/console/rollouts/{id}/verifications/{address}")
+async def show_verification(
+    request: Request, engine: EngineDep, rollout_id: _RolloutIdPath, address: _AddressPath
+) -> Response:
+    """Show the comparison of a node with an old one."""
+    report = engine.rollouts.verification(rollout_id, address)
+    values = comparison_values(report.comparison, report.findings, report.max_ratio, report.digest_count)
+    return pages.page(request, "verification.html", rollout_id=rollout_id, report=report, **values)
 
 
 @router.get("/console/start-rollout")
@@ -102,10 +123,14 @@ async def _submit_command(
     request: Request, engine: Engine, rollout_id: str, command: _Command, caller: Caller, text: str
 ) -> Response:
     rollouts = engine.rollouts
-    actions = {"pause": rollouts.pause, "resume": rollouts.resume, "abort": rollouts.abort}
+    actions = {"pause": rollouts.pause, "abort": rollouts.abort}
 
     async def run(form: Form) -> Response:
-        await actions[command](rollout_id, caller.name)
+        if command == "resume":
+            skips = form.get("skip_verification") == "yes"
+            await rollouts.resume(rollout_id, caller.name, skip_verification=skips)
+        else:
+            await actions[command](rollout_id, caller.name)
         return pages.success(request, text, pages.rollout_link(rollout_id))
 
     return await submit(request, run, partial(_command_form, request, engine, rollout_id, command))
@@ -116,7 +141,14 @@ def _command_form(
 ) -> Response:
     rollout = engine.rollouts.get(rollout_id)
     drained = [step.address for step in rollout.steps.values() if step.owns_drain]
-    values = {"rollout": rollout, "command": command, "drained_nodes": drained, "form": form}
+    unverified = [step.address for step in rollout.steps.values() if step.verification is Verification.FAILED]
+    values = {
+        "rollout": rollout,
+        "command": command,
+        "drained_nodes": drained,
+        "unverified_nodes": unverified,
+        "form": form,
+    }
     return pages.form_page(request, "_rollout_command.html", form.status, **values)
 
 
@@ -152,6 +184,8 @@ def _read_spec(engine: Engine, form: Form) -> RolloutSpec:
             "healthy_for_seconds": form.number("healthy_for", "Healthy for", defaults.healthy_for),
             "version": form.get("version"),
             "failure_budget": form.integer("failure_budget", "May fail", defaults.failure_budget),
+            "verify": f"{REPLAY_PREFIX}{capture}" if (capture := form.get("capture")) else "",
+            "verify_ratio": form.number("verify_ratio", "Slower at", defaults.verify_ratio),
         }
     )
     return request.to_spec(engine.rollouts.select_nodes(request.nodes))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerDep, EngineDep, RequireJsonBody
 from api.problems import BODY_PROBLEMS, WRITE_PROBLEMS, ProblemKind, openapi_responses
 from api.schemas import rollouts as schemas
+from api.schemas.common import Address
 from api.schemas.rollouts import RolloutDetails
+from api.schemas.verifications import VerificationDetails
 
 router = APIRouter(tags=["rollouts"])
 
 _RolloutIdPath = Annotated[schemas.RolloutId, Path(alias="id", description="Id of the rollout.")]
+_AddressPath = Annotated[Address, Path(description="`host:port`, percent-encoded where needed.")]
 _START_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": schemas.PreflightDetails,
@@ -43,6 +46,19 @@ async def list_rollouts(engine: EngineDep) -> schemas.RolloutList:
 )
 async def get_rollout(engine: EngineDep, rollout_id: _RolloutIdPath) -> RolloutDetails:
     return RolloutDetails.model_validate(engine.rollouts.get(rollout_id))
+
+
+@router.get(
+    "/v1/rollouts/{id}/verifications/{address}",
+    summary="Show the latest comparison of a node with an old one",
+    responses=openapi_responses(
+        ProblemKind.UNKNOWN_ROLLOUT, ProblemKind.UNKNOWN_VERIFICATION, ProblemKind.INVALID_REQUEST
+    ),
+)
+async def get_verification(
+    engine: EngineDep, rollout_id: _RolloutIdPath, address: _AddressPath
+) -> VerificationDetails:
+    return VerificationDetails.model_validate(engine.rollouts.verification(rollout_id, address))
 
 
 @router.post(
@@ -86,11 +102,18 @@ async def pause_rollout(engine: EngineDep, caller: CallerDep, rollout_id: _Rollo
 @router.post(
     "/v1/rollouts/{id}/resume",
     summary="Resume a paused rollout",
-    description="Failed nodes are retried first. If such a node has recovered, its action is not run again.",
+    description="Failed nodes are retried first. If such a node has recovered, its action is not run again;"
+    " if its verification failed, it is verified again.",
     responses=_COMMAND_RESPONSES,
 )
-async def resume_rollout(engine: EngineDep, caller: CallerDep, rollout_id: _RolloutIdPath) -> RolloutDetails:
-    return RolloutDetails.model_validate(await engine.rollouts.resume(rollout_id, caller.name))
+async def resume_rollout(
+    engine: EngineDep,
+    caller: CallerDep,
+    rollout_id: _RolloutIdPath,
+    query: Annotated[schemas.ResumeQuery, Query()],
+) -> RolloutDetails:
+    rollout = await engine.rollouts.resume(rollout_id, caller.name, skip_verification=query.skip_verification)
+    return RolloutDetails.model_validate(rollout)
 
 
 @router.post(

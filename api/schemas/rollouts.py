@@ -9,8 +9,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from api.schemas.common import Integer, ResponseModel, Seconds, StrictRequest, address_pattern, attribute
+from api.schemas.common import (
+    Integer,
+    ResponseModel,
+    Seconds,
+    StrictQuery,
+    StrictRequest,
+    address_pattern,
+    attribute,
+)
 from controlplane.model import rollout as model
+from controlplane.model.comparison import DEFAULT_MAX_RATIO
 from controlplane.model.intents import OnDeadline
 
 # Characters. Each may be written as an escape of 12 bytes, so a longer selector could exceed the body limit.
@@ -46,6 +55,9 @@ Selector = Annotated[
         }
     ),
 ]
+_CAPTURE_PART = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
+# Not `..`: the capture is below a directory of the configuration.
+_VERIFY_PATTERN = rf"^(?:replay:{_CAPTURE_PART}(?:/{_CAPTURE_PART})*)?$"
 RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 
 
@@ -89,6 +101,20 @@ class StartRolloutRequest(StrictRequest):
     failure_budget: Integer = Field(
         0, ge=0, le=MAX_NODE_COUNT, description="Number of nodes that may fail before the rollout pauses."
     )
+    verify: str = Field(
+        "",
+        pattern=_VERIFY_PATTERN,
+        max_length=256,
+        description="`replay:` and the name of a capture in `rollouts.verification.directory`: before a node"
+        " returns to service, reads of the capture run on it and on an old node. If it gives new errors or is"
+        " slower, the rollout pauses. Empty: nodes are not verified.",
+        examples=["replay:monday"],
+    )
+    verify_ratio: Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)] = Field(
+        DEFAULT_MAX_RATIO,
+        description="A statement is slower if it takes at least this many times as long on the upgraded node,"
+        " and the whole confidence interval of the ratio is above 1.",
+    )
     dry_run: bool = Field(
         False, description="Only run the preflight checks and return their result; start no rollout."
     )
@@ -109,6 +135,8 @@ class StartRolloutRequest(StrictRequest):
             version=self.version,
             failure_budget=self.failure_budget,
             selector=self.nodes,
+            verify=self.verify,
+            verify_ratio=self.verify_ratio,
         )
 
 
@@ -125,6 +153,8 @@ class RolloutSpecDetails(ResponseModel):
     healthy_for_seconds: float = attribute("healthy_for")
     version: str
     failure_budget: int
+    verify: str = Field(description="What verifies nodes: `replay:` and a capture; empty: nothing.")
+    verify_ratio: float
 
 
 class PreflightDetails(ResponseModel):
@@ -165,6 +195,18 @@ class RolloutStep(ResponseModel):
     migrated_sessions: int = Field(description="Sessions that migrated to other nodes.")
     failed_migrations: int = Field(description="Failed migrations, after which the session stayed.")
     terminated_sessions: int = Field(description="Sessions still on the node when the action started.")
+    verification: model.Verification = Field(
+        description="Whether the node was compared with an old one: `none`: not yet, or the rollout does not"
+        " verify nodes; `skipped`: an operator accepted a failed verification."
+    )
+
+
+class ResumeQuery(StrictQuery):
+    """How a rollout is resumed."""
+
+    skip_verification: bool = Field(
+        False, description="Return nodes whose verification failed to service, without another verification."
+    )
 
 
 class RolloutDetails(ResponseModel):

@@ -22,6 +22,7 @@ def check_certificates(settings: Settings) -> list[InvalidSetting]:
         (("balance", "prometheus", "ca"), settings.balance.prometheus.ca),
         (("health", "statement", "ca"), settings.health.statement.ca),
         (("rollouts", "probe", "ca"), settings.rollouts.probe.ca),
+        (("rollouts", "verification", "ca"), settings.rollouts.verification.ca),
     ):
         problems.extend(_check_file(path, ca))
     return problems

@@ -1,4 +1,4 @@
-"""Settings of rollouts: the actions on nodes, and the login probe after them."""
+"""Settings of rollouts: the actions on nodes, and the login probe and the verification after them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from controlplane.config.login import LoginSettings
+from controlplane.config.login import LoginSettings, UserSettings
 from controlplane.config.types import (
+    Directory,
     File,
     HttpUrl,
     SettingError,
@@ -79,6 +80,24 @@ class LoginProbeSettings(LoginSettings):
     """Timeout of the login and the statement together."""
 
 
+class VerificationSettings(UserSettings):
+    """Replays of captured reads, on a node after its action and on an old node, before clients return.
+
+    `tidevoy rollout start --verify replay:NAME` uses them. The leader runs the program `tidevoy-replay`.
+    """
+
+    directory: Directory | None = setting(None)
+    """Directory with the captures, on the machine of each control plane; default: no verification."""
+    user: str | None = setting(None, min_length=1)
+    """User of all replayed sessions. It needs to read what the captured statements read, and no more."""
+    warm_up: int = setting(1_000, unit="statements", ge=0, le=100_000_000)
+    """Number of statements that run before the measurement begins."""
+    max_connections: int = setting(8, ge=1, le=10_000)
+    """Maximum number of connections of a replay. The old node serves clients meanwhile."""
+    timeout: float = setting(3_600.0, unit="seconds", ge=1, le=604_800)
+    """Timeout of a replay."""
+
+
 def _validate_action_name(value: str) -> str:
     if value == MANUAL:
         raise SettingError(f"{value!r} is reserved for the built-in action", "choose another name")
@@ -99,3 +118,6 @@ class RolloutSettings(SettingsSection):
     actions: dict[ActionName, ActionSettings] = setting({})
     """Actions on nodes by name; `manual` is built in."""
     probe: LoginProbeSettings = section(LoginProbeSettings, "Login probe of a node.")
+    verification: VerificationSettings = section(
+        VerificationSettings, "Comparison of a node with an old one, on captured reads."
+    )

@@ -10,11 +10,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from controlplane.model.comparison import DEFAULT_MAX_RATIO, VerificationReport
 from controlplane.model.intents import OnDeadline
 from controlplane.model.nodes import EMPTY_MAP
 
 MANUAL = "manual"
 """The action for which Tidevoy runs nothing: an operator or a cluster management tool restarts the node."""
+
+REPLAY_PREFIX = "replay:"
+"""`RolloutSpec.verify` has this prefix before the name of a capture."""
 
 WAITING_PREFIX = "waits: "
 """`Rollout.reason` has this prefix while the rollout cannot start with any node."""
@@ -41,6 +45,7 @@ class Stage(StrEnum):
     DRAINING = "draining"  # its sessions migrate away, until none is left or the deadline passes
     STARTED = "started"  # saved before the action runs, so a restarted control plane never repeats it
     RETURNING = "returning"  # the action ended; the node must register with a newer start time and be healthy
+    VERIFYING = "verifying"  # captured reads run on the node and on an old one; the node is still drained
     WARMING = "warming"  # its drain has ended; slow start raises its share of the sessions
     DONE = "done"
     FAILED = "failed"  # the reason says what went wrong; `resume` retries it
@@ -51,8 +56,17 @@ class Stage(StrEnum):
         return self in (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
 
 
-IN_PROGRESS = (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.WARMING)
+IN_PROGRESS = (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.VERIFYING, Stage.WARMING)
 """Stages of nodes that count against `max_unavailable`."""
+
+
+class Verification(StrEnum):
+    """Whether a node has been compared with an old one after its action."""
+
+    NONE = "none"  # not yet, or the rollout does not verify nodes
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"  # an operator resumed the rollout without verification of this node
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +83,13 @@ class RolloutSpec:
     version: str = ""  # required version of each node afterwards; empty: any
     failure_budget: int = 0  # nodes that may fail before the rollout pauses
     selector: str = "all"  # which nodes, as the operator wrote it
+    verify: str = ""  # `replay:` and the name of a capture; empty: nodes are not verified
+    verify_ratio: float = DEFAULT_MAX_RATIO  # a digest that takes this many times as long is slower
+
+    @property
+    def capture(self) -> str:
+        """The name of the capture that verifies nodes; empty if there is none."""
+        return self.verify.removeprefix(REPLAY_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +112,7 @@ class Step:
     terminated_sessions: int = 0  # sessions that remained when the action began
     attempts: int = 0  # how often its action was started; each `resume` may add one
     interrupted: bool = False  # the control plane may have stopped during the action
+    verification: Verification = Verification.NONE
 
     def enter(self, stage: Stage, reason: str, now: float) -> Step:
         """Return the step in another stage."""
@@ -112,6 +134,7 @@ class Rollout:
     steps: Mapping[str, Step] = field(default_factory=lambda: EMPTY_MAP)  # by address, in processing order
     ended_at: float | None = None
     forced: bool = False  # it was started although preflight checks failed
+    reports: Mapping[str, VerificationReport] = field(default_factory=lambda: EMPTY_MAP)  # by address, latest
 
     @property
     def is_waiting(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from controlplane.model.intents import OnDeadline
 from controlplane.model.nodes import State
-from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpec, Stage, Step
+from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpec, Stage, Step, Verification
 from controlplane.model.views import DrainProgress
 from controlplane.rollouts.observation import RolloutNodeView, RolloutView
 
@@ -35,6 +35,7 @@ def start(step: Step, node: RolloutNodeView, rollout: Rollout, now: float) -> St
         return step.enter(Stage.RETURNING, "it was already restarted, so it is not restarted again", now)
     step = replace(
         step,
+        verification=Verification.NONE,
         started_before=node.started_at,
         version_before=step.version_before or node.version,
         sessions=step.sessions if is_retry else node.sessions,
@@ -45,7 +46,8 @@ def start(step: Step, node: RolloutNodeView, rollout: Rollout, now: float) -> St
 def advance(step: Step, rollout: Rollout, view: RolloutView, now: float) -> Step:
     """Return the step in its next stage; the same object if nothing changes.
 
-    A step in the stage `started` does not change here: `state_machine.action_ended` ends it.
+    A step in the stage `started` or `verifying` is ended by its action or verification:
+    `state_machine.action_ended` and `verification_ended`.
     """
     node = view.nodes.get(step.address)
     match step.stage:
@@ -57,6 +59,8 @@ def advance(step: Step, rollout: Rollout, view: RolloutView, now: float) -> Step
             return _advance_draining(step, node, rollout, now)
         case Stage.RETURNING:
             return _advance_returning(step, rollout, view, now)
+        case Stage.VERIFYING if node is not None:
+            return _advance_verifying(step, node, rollout, now)
         case Stage.WARMING:
             return _advance_warming(step, rollout, view, now)
     return step
@@ -161,6 +165,9 @@ def _advance_returning(step: Step, rollout: Rollout, view: RolloutView, now: flo
         if has_restarted(step, node) and step.version_after != node.version:
             step = replace(step, version_after=node.version)
         missing = _missing_condition(step, node, spec, view, now) or _login_problem(node, view)
+        if not missing and needs_verification(step, spec):
+            reason = f"it is back; reads of the capture {spec.capture} run on it and on an old node"
+            return replace(step, verification=Verification.NONE).enter(Stage.VERIFYING, reason, now)
         if not missing and node.drain is not None and not step.owns_drain:
             reason = "it is back and stays drained, because an operator drained it"
             return step.enter(Stage.DONE, reason, now)
@@ -180,6 +187,18 @@ def _advance_returning(step: Step, rollout: Rollout, view: RolloutView, now: flo
     cause = f"the action `{spec.action}` may have been interrupted, and " if step.interrupted else ""
     reason = f"{cause}it was not back within {spec.return_deadline:g} s: it {missing}"
     return step.enter(Stage.FAILED, reason, now)
+
+
+def _advance_verifying(step: Step, node: RolloutNodeView, rollout: Rollout, now: float) -> Step:
+    """Keep track of the node's drain. If the node fails meanwhile, its replay fails."""
+    if node.is_removed:
+        return replace(step, owns_drain=False).enter(Stage.FAILED, "an operator removed it", now)
+    return _with_drain_owner(step, node, rollout.id)
+
+
+def needs_verification(step: Step, spec: RolloutSpec) -> bool:
+    """Return whether a node that is back must be verified before it returns to service."""
+    return bool(spec.verify) and step.verification in (Verification.NONE, Verification.FAILED)
 
 
 def _return_deadline(step: Step, spec: RolloutSpec, view: RolloutView) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from controlplane.decide import session_counts
 from controlplane.decide.lifecycle import VerdictKind, evaluate_health
 from controlplane.decide.node_sources import all_sources_complete
+from controlplane.model.comparison import VerificationReport
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.health import CheckStatus, Health
@@ -38,6 +39,14 @@ class LoginResult:
 
     at: float
     problem: str = ""  # why it failed, as a clause about the node; empty if it succeeded
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationResult:
+    """The end of a verification: a report, or the reason why there is none."""
+
+    problem: str = ""  # as a sentence
+    report: VerificationReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,13 +64,22 @@ def _parse_address(text: str) -> str:
 
 
 def run_preflight(
-    spec: RolloutSpec, cluster: ClusterState, active_rollouts: Iterable[Rollout], settings: RolloutSettings
+    spec: RolloutSpec,
+    cluster: ClusterState,
+    active_rollouts: Iterable[Rollout],
+    settings: RolloutSettings,
+    verification_problem: str = "",
 ) -> PreflightResult:
-    """Check whether a rollout with this spec may start."""
+    """Check whether a rollout with this spec may start.
+
+    `verification_problem` says why this control plane cannot verify nodes; empty if it can.
+    """
     version = parse_release(spec.version) or parse_release(f"v{spec.version}")
     spec = replace(spec, version=version or spec.version)
     despite_force = tuple(_problems_despite_force(spec, cluster, active_rollouts, settings))
-    problems = (*despite_force, *_overridable_problems(spec, cluster))
+    # The leader verifies nodes, and may be able to.
+    local_problems = (verification_problem,) if verification_problem else ()
+    problems = (*despite_force, *_overridable_problems(spec, cluster), *local_problems)
     warnings = tuple(_warnings(spec, cluster, probes_login=settings.probe.user is not None))
     return PreflightResult(spec, problems, warnings, despite_force)
 
@@ -93,6 +102,9 @@ def _problems_despite_force(
         yield f"no action is named {spec.action!r}; rollouts.actions in the configuration has {action_names}"
     elif action is not None and not spec.version and any("{version}" in text for text in action.command):
         yield f"the action {spec.action} uses {{version}}; set the version that the nodes are to get"
+    for name in ("directory", "user"):
+        if spec.verify and getattr(settings.verification, name) is None:
+            yield f"nodes cannot be verified, because rollouts.verification.{name} is not set"
     if unknown := [a for a in spec.nodes if a not in nodes]:
         yield f"unknown nodes: {some_of(unknown)}; `tidevoy nodes` lists the known nodes"
     known = [nodes[a] for a in spec.nodes if a in nodes]

@@ -8,24 +8,40 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
+from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry
 
 from controlplane.aio import wait_at_most
 from controlplane.clock import Clock
 from controlplane.config.settings import Settings
-from controlplane.errors import NotLeader, RolloutRejected, TidevoyError, UnknownRollout
+from controlplane.errors import (
+    NotLeader,
+    RolloutRejected,
+    TidevoyError,
+    UnknownRollout,
+    UnknownVerification,
+)
 from controlplane.intents import changes as intent_changes
+from controlplane.model.comparison import VerificationReport
 from controlplane.model.intents import Intents
-from controlplane.model.rollout import MANUAL, Rollout, RolloutSpec, Stage, Step
+from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpec, Stage, Step
 from controlplane.rollouts import node_step, rollout_events, state_machine
 from controlplane.rollouts.actions.action_runner import ActionRunner
 from controlplane.rollouts.actions.actions import ActionContext
+from controlplane.rollouts.actions.verification import (
+    VerificationRequest,
+    find_verification_problem,
+    remove_results,
+)
+from controlplane.rollouts.actions.verification_runner import VerificationKey, VerificationRunner
 from controlplane.rollouts.metrics import RolloutMetrics
 from controlplane.rollouts.observation import ClusterState, RolloutView, observe
 from controlplane.rollouts.preflight import PreflightResult, run_preflight, select_nodes
 from controlplane.rollouts.repository import RolloutRepository
 from controlplane.rollouts.state_machine import Effects
+from controlplane.rollouts.verification_baseline import choose_baseline
 from controlplane.storage.store import Store, Versioned
 
 # The pause after a pass is this multiple of the pass's duration, because a pass over thousands of nodes takes
@@ -64,6 +80,8 @@ class RolloutService:
         self._repository = RolloutRepository(store, clock, self._on_change)
         self._metrics = RolloutMetrics(registry, self._repository.all)
         self._action_runner = ActionRunner(clock, term, self._metrics, self._wake)
+        self._verification_runner = VerificationRunner(clock, term, self._wake)
+        self._with_results: frozenset[str] | None = None  # rollouts that may have results of replays
         self._observing_since = 0.0  # when observation began in this term
         self._last_term: int | None = None  # the term of the last pass
         self._views: dict[str, RolloutView] = {}  # latest view by rollout
@@ -106,6 +124,13 @@ class RolloutService:
         """Return one rollout. Raises UnknownRollout."""
         return self._with_drain_progress(self._repository.get(rollout_id))
 
+    def verification(self, rollout_id: str, address: str) -> VerificationReport:
+        """Return the latest report on a node. Raises UnknownRollout or UnknownVerification."""
+        report = self._repository.get(rollout_id).reports.get(address)
+        if report is None:
+            raise UnknownVerification(rollout_id, address)
+        return report
+
     def action_names(self) -> list[str]:
         return [*self._settings().rollouts.actions, MANUAL]
 
@@ -116,7 +141,8 @@ class RolloutService:
     def check(self, spec: RolloutSpec) -> PreflightResult:
         """Check whether a rollout may start now."""
         settings = self._settings().rollouts
-        return run_preflight(spec, self._cluster_state(), self._repository.active(), settings)
+        problem = find_verification_problem(spec.capture, settings.verification) if spec.verify else ""
+        return run_preflight(spec, self._cluster_state(), self._repository.active(), settings, problem)
 
     async def start(self, spec: RolloutSpec, by: str, force: bool = False) -> Rollout:
         """Start a rollout. Raises RolloutRejected or StateUnavailable."""
@@ -136,9 +162,13 @@ class RolloutService:
         """Start no more steps; running actions continue. Raises UnknownRollout or RolloutRejected."""
         return await self._change(rollout_id, state_machine.pause, by)
 
-    async def resume(self, rollout_id: str, by: str) -> Rollout:
-        """Continue and retry failed nodes. Raises UnknownRollout or RolloutRejected."""
-        return await self._change(rollout_id, state_machine.resume, by)
+    async def resume(self, rollout_id: str, by: str, *, skip_verification: bool = False) -> Rollout:
+        """Continue and retry failed nodes. Raises UnknownRollout or RolloutRejected.
+
+        With `skip_verification`, nodes whose verification failed are not verified again.
+        """
+        operation = partial(state_machine.resume, skip_verification=skip_verification)
+        return await self._change(rollout_id, operation, by)
 
     async def abort(self, rollout_id: str, by: str) -> Rollout:
         """Release the drains, and end once no action runs. Raises UnknownRollout or RolloutRejected."""
@@ -174,6 +204,7 @@ class RolloutService:
             self._orphaned_since.clear()
             self._action_runner.logins.clear()
         if term is None:
+            self._verification_runner.retain(())
             return
         active = self._repository.active()
         for rollout in active:
@@ -189,6 +220,8 @@ class RolloutService:
             else:
                 self._stuck.discard(rollout.id)
         self._views = {rollout.id: self._views[rollout.id] for rollout in active if rollout.id in self._views}
+        self._verification_runner.retain(self._verifying())
+        await self._remove_results(frozenset(rollout.id for rollout in active if rollout.spec.verify))
         await self._release_orphaned_drains(term)
         await self._repository.delete_old()
 
@@ -201,6 +234,7 @@ class RolloutService:
             now = self._clock()
             finished_actions = [context for context in runner.outcomes if context.rollout == rollout_id]
             rollout = self._with_action_results(rollout, now)
+            rollout = self._with_verification_results(rollout, now)
             logins = runner.logins if self._settings().rollouts.probe.user is not None else None
             previous = self._views.get(rollout_id) or RolloutView(observing_since=self._observing_since)
             view = observe(self._cluster_state(), rollout, self._repository.active(), logins, previous, now)
@@ -217,6 +251,8 @@ class RolloutService:
             action = settings.rollouts.actions.get(rollout.spec.action)
             for address in effects.run_action:
                 runner.start(tasks, _action_context(rollout, rollout.steps[address]), action, term)
+            for address in effects.verify:
+                self._start_verification(tasks, rollout, address, term)
         for address in effects.probe_login:
             endpoint = nodes[address].endpoint if address in nodes else None
             if endpoint is not None:
@@ -231,6 +267,55 @@ class RolloutService:
                 problem = self._action_runner.outcomes.get(context)
                 rollout = state_machine.action_ended(rollout, address, step.attempts, problem, now)
         return rollout
+
+    def _with_verification_results(self, rollout: Rollout, now: float) -> Rollout:
+        """Record the results of verifications that have ended. They are kept until they are stored."""
+        for key, result in self._verification_runner.results.items():
+            if key.rollout == rollout.id:
+                rollout = state_machine.verification_ended(rollout, key.address, key.since, result, now)
+        return rollout
+
+    def _start_verification(
+        self, tasks: asyncio.TaskGroup, rollout: Rollout, address: str, term: int
+    ) -> None:
+        key = VerificationKey(rollout.id, address, rollout.steps[address].since)
+
+        def choose_nodes() -> VerificationRequest:
+            plan, current = self._cluster_state().plan, self._repository.get(rollout.id)
+            return VerificationRequest(
+                node=address,
+                baseline=choose_baseline(current, address, plan),
+                group=plan.nodes[address].group if address in plan.nodes else "",
+                capture=rollout.spec.capture,
+                max_ratio=rollout.spec.verify_ratio,
+                directory=self._results_directory / quote(rollout.id, safe=""),
+            )
+
+        if not self._verification_runner.is_known(key):
+            settings = self._settings
+            self._verification_runner.start(
+                tasks, key, choose_nodes, lambda: settings().rollouts.verification, term
+            )
+
+    def _verifying(self) -> set[VerificationKey]:
+        """Return the verifications that should run, or whose results are not stored yet."""
+        return {
+            VerificationKey(rollout.id, step.address, step.since)
+            for rollout in self._repository.active()
+            if rollout.phase is not RolloutPhase.ABORTING
+            for step in rollout.steps.values()
+            if step.stage is Stage.VERIFYING
+        }
+
+    @property
+    def _results_directory(self) -> Path:
+        return self._settings().state_dir / "verifications"
+
+    async def _remove_results(self, active: frozenset[str]) -> None:
+        """Delete the results of replays of rollouts that are over."""
+        if active != self._with_results:
+            self._with_results = active
+            await asyncio.to_thread(remove_results, self._results_directory, sorted(active))
 
     async def _apply_drains(self, rollout: Rollout, effects: Effects, term: int) -> None:
         """Drain and undrain nodes; a failure is retried in the next pass."""

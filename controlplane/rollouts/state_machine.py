@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from controlplane.errors import RolloutRejected
+from controlplane.model.comparison import VerificationReport
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.rollout import (
     IN_PROGRESS,
@@ -24,16 +25,22 @@ from controlplane.model.rollout import (
     RolloutSpec,
     Stage,
     Step,
+    Verification,
 )
 from controlplane.rollouts import node_step
-from controlplane.rollouts.observation import RolloutView
+from controlplane.rollouts.observation import RolloutView, VerificationResult
+from controlplane.verification.verdict import summarize
 
 T = TypeVar("T", Rollout, Step)
+
+# The record of a rollout is written as a whole at each change, so only the latest reports are kept.
+_MAX_REPORTS = 10
 
 _STAGES_AFTER_ABORT = {
     Stage.PENDING: (Stage.SKIPPED, "the rollout was aborted before its turn"),
     Stage.DRAINING: (Stage.SKIPPED, "the rollout was aborted while the node was draining"),
     Stage.RETURNING: (Stage.SKIPPED, "the rollout was aborted before the node was back"),
+    Stage.VERIFYING: (Stage.SKIPPED, "the rollout was aborted before the node was verified"),
     Stage.WARMING: (Stage.DONE, "it is back; the rollout was aborted while it warmed up"),
 }
 
@@ -46,6 +53,7 @@ class Effects:
     undrain: tuple[str, ...] = ()  # nodes whose drains the rollout owns
     run_action: tuple[str, ...] = ()  # a node appears once per attempt
     probe_login: tuple[str, ...] = ()  # the caller runs one probe per node at a time
+    verify: tuple[str, ...] = ()  # the caller runs one verification per node at a time
 
 
 def create(
@@ -89,14 +97,22 @@ def pause(rollout: Rollout, by: str, now: float) -> Rollout:
     return rollout.enter(RolloutPhase.PAUSED, f"paused by {by}", now)
 
 
-def resume(rollout: Rollout, by: str, now: float) -> Rollout:
-    """Continue; failed nodes become pending again. Raises RolloutRejected."""
+def resume(rollout: Rollout, by: str, now: float, *, skip_verification: bool = False) -> Rollout:
+    """Continue; failed nodes become pending again. Raises RolloutRejected.
+
+    With `skip_verification`, nodes whose verification failed return to service without another one.
+    """
     if rollout.phase is RolloutPhase.RUNNING:
         return rollout
     _require_phase(rollout, "resumed", RolloutPhase.PAUSED)
     failed = [step for step in rollout.steps.values() if step.stage is Stage.FAILED]
     reason = f"to be retried, because {by} resumed the rollout"
-    resumed = rollout.with_steps(*(step.enter(Stage.PENDING, reason, now) for step in failed))
+    steps = []
+    for step in failed:
+        is_skipped = skip_verification and step.verification is Verification.FAILED
+        verification = Verification.SKIPPED if is_skipped else Verification.NONE
+        steps.append(replace(step, verification=verification).enter(Stage.PENDING, reason, now))
+    resumed = rollout.with_steps(*steps)
     return resumed.enter(RolloutPhase.RUNNING, f"resumed by {by}", now)
 
 
@@ -128,6 +144,35 @@ def action_ended(rollout: Rollout, address: str, attempt: int, problem: str | No
     return rollout.with_steps(replace(step, interrupted=problem is None).enter(Stage.RETURNING, reason, now))
 
 
+def verification_ended(
+    rollout: Rollout, address: str, since: float, result: VerificationResult, now: float
+) -> Rollout:
+    """Record the end of the verification that began at `since`.
+
+    A node that has passed returns to service once it meets all conditions of its return.
+    """
+    step, report = rollout.steps[address], result.report
+    if step.stage is not Stage.VERIFYING or step.since != since:
+        return rollout
+    if report is not None:
+        rollout = _with_report(rollout, report)
+    reason = f"it could not be verified: {result.problem}" if result.problem else ""
+    if report is not None and not report.has_passed:
+        reason = f"it is worse than {report.baseline}: {summarize(report.findings)}"
+    if reason:
+        failed = replace(step, verification=Verification.FAILED)
+        return rollout.with_steps(failed.enter(Stage.FAILED, reason, now))
+    reason = "it was verified; waiting until it passes its checks"
+    passed = replace(step, verification=Verification.PASSED)
+    return rollout.with_steps(passed.enter(Stage.RETURNING, reason, now))
+
+
+def _with_report(rollout: Rollout, report: VerificationReport) -> Rollout:
+    others = [other for address, other in rollout.reports.items() if address != report.node]
+    latest = sorted([*others, report], key=lambda each: each.at)[-_MAX_REPORTS:]
+    return replace(rollout, reports=MappingProxyType({each.node: each for each in latest}))
+
+
 def clamp_timestamps(rollout: Rollout, now: float) -> Rollout:
     """Return a stored rollout without times after `now`: the clock that set them may have been ahead."""
     steps = [
@@ -151,7 +196,10 @@ def _check_completion(rollout: Rollout, view: RolloutView, now: float) -> Rollou
     failures = [step for step in rollout.steps.values() if step.stage is Stage.FAILED]
     finished = all(step.stage.is_final for step in rollout.steps.values())
     if failures and (
-        finished or len(failures) > rollout.spec.failure_budget or any(step.interrupted for step in failures)
+        finished
+        or len(failures) > rollout.spec.failure_budget
+        # A node that is worse after its action is a reason to change no further node.
+        or any(step.interrupted or step.verification is Verification.FAILED for step in failures)
     ):
         return rollout.enter(RolloutPhase.PAUSED, _failure_reason(rollout, failures), now)
     if finished and not view.owned_drains:
@@ -164,10 +212,19 @@ def _failure_reason(rollout: Rollout, failures: list[Step]) -> str:
     last = max(failures, key=lambda step: step.since)
     more = f" ({len(failures)} nodes failed)" if len(failures) > 1 else ""
     drain_note = "; it stays drained" if last.owns_drain else ""
-    return (
-        f"{last.address} failed: {last.reason}{drain_note}{more}. Once it is fixed, `tidevoy rollout resume"
-        f" {rollout.id}` retries it; `tidevoy rollout abort {rollout.id}` undrains it and ends the rollout"
+    remedies = (
+        f"Once it is fixed, `tidevoy rollout resume {rollout.id}` retries it; `tidevoy rollout abort"
+        f" {rollout.id}` undrains it and ends the rollout"
     )
+    if last.verification is Verification.FAILED:
+        remedies = (
+            f"`tidevoy rollout resume {rollout.id}` verifies it again, with `--skip-verification` it returns"
+            f" to service as it is; `tidevoy rollout abort {rollout.id}` undrains it and ends the rollout"
+        )
+        if last.address in rollout.reports:
+            show = f"`tidevoy rollout verification {rollout.id} {last.address}` shows the comparison"
+            remedies = f"{show}; {remedies}"
+    return f"{last.address} failed: {last.reason}{drain_note}{more}. {remedies}"
 
 
 def _start_next(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
@@ -233,7 +290,7 @@ def _outcome_summary(rollout: Rollout) -> str:
 
 
 def _effects(before: Rollout, after: Rollout, view: RolloutView, now: float) -> Effects:
-    drain, run_action, probe_login = list[str](), list[str](), list[str]()
+    drain, run_action, probe_login, verify = list[str](), list[str](), list[str](), list[str]()
     for address, step in after.steps.items():
         if step.stage is Stage.STARTED and before.steps[address].stage is not Stage.STARTED:
             run_action.append(address)
@@ -244,8 +301,10 @@ def _effects(before: Rollout, after: Rollout, view: RolloutView, now: float) -> 
             drain.append(address)
         if node_step.needs_login_probe(step, node, after.spec, view, now):
             probe_login.append(address)
+        if step.stage is Stage.VERIFYING:
+            verify.append(address)
     undrain = [a for a in sorted(view.owned_drains) if not _keeps_drain(after, after.steps.get(a))]
-    return Effects(tuple(drain), tuple(undrain), tuple(run_action), tuple(probe_login))
+    return Effects(tuple(drain), tuple(undrain), tuple(run_action), tuple(probe_login), tuple(verify))
 
 
 def _keeps_drain(rollout: Rollout, step: Step | None) -> bool:
@@ -254,6 +313,6 @@ def _keeps_drain(rollout: Rollout, step: Step | None) -> bool:
         return False
     if rollout.phase is RolloutPhase.ABORTING:
         return step.stage is Stage.STARTED
-    return step.stage in (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.FAILED) or (
+    return step.stage in (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.VERIFYING, Stage.FAILED) or (
         step.stage is Stage.PENDING and step.owns_drain
     )

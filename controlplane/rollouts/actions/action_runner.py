@@ -13,13 +13,12 @@ from controlplane.config.rollouts import ActionSettings
 from controlplane.config.settings import Settings
 from controlplane.rollouts.actions import actions, login_probe
 from controlplane.rollouts.actions.actions import ActionContext
+from controlplane.rollouts.actions.leadership_guard import run_during_term
 from controlplane.rollouts.metrics import RolloutMetrics
 from controlplane.rollouts.observation import LoginResult
 
 log = structlog.get_logger("tidevoy.rollouts")
 
-# How often a running action checks that this replica still leads.
-_TERM_CHECK_SECONDS = 0.2
 # Time between two login probes of a node.
 _LOGIN_RETRY_SECONDS = 1.0
 
@@ -61,14 +60,11 @@ class ActionRunner:
     async def _run(self, context: ActionContext, action: ActionSettings, term: int) -> None:
         started_at = self._clock()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                task = tasks.create_task(_run_action(action, context))
-                while not task.done() and self._term() == term:
-                    await asyncio.wait({task}, timeout=_TERM_CHECK_SECONDS)
-                if task.cancel():
-                    log.warning("an action is canceled after a loss of leadership", node=context.address)
-            if not task.cancelled():
-                self.outcomes[context] = task.result()
+            outcome = await run_during_term(_run_action(action, context), self._term, term)
+            if outcome is not None:
+                self.outcomes[context] = outcome
+            else:
+                log.warning("an action was canceled after a loss of leadership", node=context.address)
         finally:
             self.running.discard(context)
             seconds = self._clock() - started_at

@@ -146,6 +146,8 @@ async def test_dry_run_returns_the_plan_and_starts_nothing(
         "healthy_for_seconds": 0,
         "version": "v8.5.4",
         "failure_budget": 0,
+        "verify": "",
+        "verify_ratio": 1.5,
     }
     assert (preflight["problems"], preflight["problems_despite_force"]) == ([], [])
     assert await list_rollouts(server) == before
@@ -167,7 +169,7 @@ async def test_rollout_runs_from_start_to_done(server: ApiServer, nodes: list[Re
     assert set(step) == {
         *("address", "stage", "reason", "since", "drain_requested_at", "ended_at", "drained_by_rollout"),
         *("attempts", "interrupted", "started_before", "version_before", "version_after"),
-        *("sessions", "migrated_sessions", "failed_migrations", "terminated_sessions"),
+        *("sessions", "migrated_sessions", "failed_migrations", "terminated_sessions", "verification"),
     }
     node = nodes[1]
     waiting = await wait_for_rollout(
@@ -222,6 +224,7 @@ REJECTED_SPECS: list[tuple[dict[str, Any], str]] = [
     ({"nodes": "zone=nowhere"}, "zone=nowhere"),
     ({"action": "format-the-disk"}, "format-the-disk"),
     ({"max_unavailable": 3, "action": "succeed"}, "no other node"),
+    ({"verify": "replay:monday", "force": True}, "rollouts.verification.directory is not set"),
 ]
 INVALID_FIELDS: list[tuple[str, Any]] = [
     ("nodes", ""),
@@ -237,6 +240,11 @@ INVALID_FIELDS: list[tuple[str, Any]] = [
     ("version", "v8 5"),
     ("on_deadline", "cut"),
     ("nodez", "all"),
+    ("verify", "monday"),
+    ("verify", "replay:../etc"),
+    ("verify", "replay:/etc"),
+    ("verify", "replay:a//b"),
+    ("verify_ratio", 0.5),
 ]
 
 
@@ -259,6 +267,7 @@ async def test_impossible_and_invalid_rollouts_are_rejected(server: ApiServer) -
 async def test_unknown_rollout_is_not_found(server: ApiServer) -> None:
     for response in (
         await server.http.get("/v1/rollouts/none"),
+        await server.http.get("/v1/rollouts/none/verifications/10.0.0.1:4000"),
         await server.http.post("/v1/rollouts/none/pause"),
         await server.http.post("/v1/rollouts/none/resume"),
         await server.http.post("/v1/rollouts/none/abort"),

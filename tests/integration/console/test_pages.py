@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -17,9 +18,15 @@ import pytest
 from api.console.live_updates import iter_sse_updates
 from controlplane.clock import monotonic_unix_clock
 from controlplane.events.event_log import EventLog
+from controlplane.model.comparison import VerificationReport
+from controlplane.model.rollout import Rollout, RolloutPhase, RolloutSpec, Stage, Step, Verification
+from controlplane.rollouts import state_machine
+from controlplane.storage.file_store import FileStore
+from controlplane.verification.verdict import judge
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
 from tests.support.controlplane.api_server import ApiServer, run_api_server, settings
+from tests.support.controlplane.comparisons import FAST, SLOW, comparison_with, digest_comparison
 from tests.support.controlplane.engine import FakeEnvoy
 from tests.support.waiting import wait_until
 
@@ -64,6 +71,50 @@ async def server_with_tokens(tmp_path: Path, ports: Ports) -> AsyncIterator[ApiS
     async with run_api_server(settings(tmp_path, ports, [A, B], **UNCHECKED, **with_tokens)) as server:
         server.http.headers.update(BROWSER)
         yield server
+
+
+def slower_node() -> Rollout:
+    """Return a rollout that has paused, because a node is slower."""
+    text = HOSTILE
+    comparison = comparison_with(digest_comparison(SLOW, 2.1, text=text), digest_comparison(FAST, 0.5))
+    report = VerificationReport(A, B, 1.0, "monday", 1.5, comparison, judge(comparison), 2)
+    failed = Step(A, Stage.FAILED, f"it is worse than {B}", verification=Verification.FAILED)
+    spec = RolloutSpec((A, B), verify="replay:monday")
+    rollout = state_machine.create("r1", spec, "alice", 1.0).with_steps(failed)
+    return replace(rollout, phase=RolloutPhase.PAUSED, reason="A failed", reports={A: report})
+
+
+async def test_comparison_of_a_node_is_shown_and_may_be_accepted(tmp_path: Path, ports: Ports) -> None:
+    config = settings(tmp_path, ports, [A, B], **UNCHECKED)
+    store = FileStore(config.state_dir)
+    async with store.lock():
+        await store.save_rollout(slower_node(), 0)
+    async with run_api_server(config) as server:
+        server.http.headers.update(BROWSER)
+        path = "/console/rollouts/r1"
+        rollout = await server.http.get(path)
+        assert f'href="{path}/verifications/{A}">Comparison with {B}</a>' in rollout.text
+        page = await server.http.get(f"{path}/verifications/{A}")
+        assert f"<h1>{A}, compared with {B}</h1>" in page.text
+        assert HOSTILE not in page.text
+        assert "takes 2.10 (2.00 to 2.20) times as long" in page.text
+        assert page.text.count("<svg") == 3
+        assert not re.search(r"<style|\sstyle=|<script(?![^>]* src=)", page.text)
+        details = (await server.http.get(f"/v1/rollouts/r1/verifications/{A}")).json()
+        assert (details["baseline"], details["has_passed"], details["digest_count"]) == (B, False, 2)
+        assert [entry["digest"] for entry in details["digests"]] == [SLOW, FAST]
+        assert details["findings"][0]["kind"] == "slower"
+        missing = await server.http.get(f"{path}/verifications/{B}")
+        assert (missing.status_code, alert_text(missing)[:38]) == (
+            404,
+            "the rollout r1 has no comparison of 10",
+        )
+        form = await server.http.get(f"{path}/resume")
+        assert "to service without another verification" in form.text
+        resumed = await server.http.post(f"{path}/resume", data={"skip_verification": "yes"})
+        assert resumed.status_code == 303
+        steps = (await server.http.get("/v1/rollouts/r1")).json()["steps"]
+        assert steps[0]["verification"] == "skipped"
 
 
 def alert_text(page: httpx2.Response) -> str:

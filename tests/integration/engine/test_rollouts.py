@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
-import json
-import shlex
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from controlplane import address as addresses
-from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
 from controlplane.errors import RolloutRejected, StateUnavailable, UnknownRollout
 from controlplane.etcd.client import EtcdClient
 from controlplane.intents import changes as intent_changes
 from controlplane.model.nodes import State
-from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpec, Stage
+from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, Stage
 from controlplane.storage.file_store import FileStore
 from sandbox.etcd import Etcd
 from tests.support.controlplane.engine import (
@@ -31,89 +24,26 @@ from tests.support.controlplane.engine import (
     FakeEnvoy,
     healthy_node,
     run_engine,
-    settings,
     wait_for_state,
+)
+from tests.support.controlplane.rollout_cluster import (
+    NEW,
+    OLD,
+    RolloutCluster,
+    drained,
+    wait_all_active,
+    wait_for_phase,
+    wait_for_stage,
 )
 from tests.support.waiting import wait_until
 
-OLD, NEW = "v8.5.3", "v8.5.4"
-
-
-@dataclass
-class Cluster:
-    """Nodes that register in etcd; each run of the action appends a line to the file `action_runs`."""
-
-    client: EtcdClient
-    directory: Path
-    url: str
-    addresses: dict[str, str] = field(default_factory=dict)  # SQL address -> status address
-    started: int = 1_700_000_000
-
-    @property
-    def action_runs(self) -> list[str]:
-        """Return one line per run of the action, with node and attempt."""
-        log = self.directory / "action_runs"
-        return log.read_text().splitlines() if log.exists() else []
-
-    def settings(self, script: str = "exit 0", **overrides: Any) -> Settings:
-        """Return settings whose action `restart` appends a line to `action_runs` and runs the script."""
-        line = f"echo {{address}} {{attempt}} >> {shlex.quote(str(self.directory / 'action_runs'))}; {script}"
-        actions = {"restart": {"command": ["sh", "-c", line], "timeout": 30}}
-        sections: dict[str, Any] = {"pd": {"urls": [self.url]}, "rollouts": {"actions": actions}, **overrides}
-        return settings(self.directory, **sections)
-
-    async def register(self, address: str, version: str = OLD) -> None:
-        """Register a node like a TiDB server that has just started."""
-        self.started += 1
-        port = addresses.split(self.addresses[address])[1]
-        info = {
-            "version": version,
-            "git_hash": "abc",
-            "ip": "127.0.0.1",
-            "status_port": port,
-            "labels": None,
-            "start_timestamp": self.started,
-        }
-        await self.client.put(f"/topology/tidb/{address}/info", json.dumps(info).encode())
-        await self.client.put(f"/topology/tidb/{address}/ttl", b"1767225630123456789")
-
-    async def restart_on_action(self, version: str = NEW) -> None:
-        """Register each node again after the action has run for it, until cancelled."""
-        for number in itertools.count():
-            await wait_until(partial(self._has_run, number), 60)
-            await self.register(self.action_runs[number].split()[0], version)
-
-    def _has_run(self, number: int) -> bool:
-        return len(self.action_runs) > number
-
-    @contextlib.asynccontextmanager
-    async def restarting_nodes(self, version: str = NEW) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.restart_on_action(version))
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-    @property
-    def spec(self) -> RolloutSpec:
-        """Return a rollout of all nodes, one after the other, with short deadlines."""
-        return RolloutSpec(
-            tuple(self.addresses),
-            "restart",
-            version=NEW,
-            healthy_for=0.2,
-            drain_deadline=5.0,
-            return_deadline=20.0,
-        )
-
 
 @pytest.fixture
-async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[RolloutCluster]:
     async with contextlib.AsyncExitStack() as stack:
         client = EtcdClient([etcd.url])
         stack.push_async_callback(client.close)
-        cluster = Cluster(client, tmp_path, etcd.url)
+        cluster = RolloutCluster(client, tmp_path, etcd.url)
         for _ in range(3):
             sql, status = await stack.enter_async_context(healthy_node())
             cluster.addresses[sql] = status
@@ -121,27 +51,7 @@ async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-async def wait_all_active(engine: Engine, cluster: Cluster) -> None:
-    for address in cluster.addresses:
-        await wait_for_state(engine, address, "active")
-
-
-async def wait_for_phase(engine: Engine, name: str, phase: RolloutPhase, seconds: float = 30.0) -> Rollout:
-    await wait_until(lambda: engine.rollouts.get(name).phase is phase, seconds)
-    return engine.rollouts.get(name)
-
-
-async def wait_for_stage(
-    engine: Engine, name: str, address: str, stage: Stage, seconds: float = 30.0
-) -> None:
-    await wait_until(lambda: engine.rollouts.get(name).steps[address].stage is stage, seconds)
-
-
-def drained(engine: Engine) -> dict[str, str]:
-    return {v.plan.node.address: v.drain.owner for v in engine.cluster.nodes() if v.drain is not None}
-
-
-async def test_all_nodes_are_restarted_one_by_one(cluster: Cluster) -> None:
+async def test_all_nodes_are_restarted_one_by_one(cluster: RolloutCluster) -> None:
     config = cluster.settings()
     async with run_engine(config) as engine, FakeEnvoy(engine.xds_port), cluster.restarting_nodes():
         await wait_all_active(engine, cluster)
@@ -171,7 +81,7 @@ async def test_all_nodes_are_restarted_one_by_one(cluster: Cluster) -> None:
         assert engine.rollouts.all() == [finished]
 
 
-async def test_failed_action_pauses_with_its_output(cluster: Cluster) -> None:
+async def test_failed_action_pauses_with_its_output(cluster: RolloutCluster) -> None:
     async with run_engine(cluster.settings("echo no such unit; exit 5")) as engine:
         await wait_all_active(engine, cluster)
         first = next(iter(cluster.addresses))
@@ -196,7 +106,7 @@ async def test_failed_action_pauses_with_its_output(cluster: Cluster) -> None:
             await engine.rollouts.pause("r0", "bob")
 
 
-async def test_wrong_version_pauses_until_the_right_version_runs(cluster: Cluster) -> None:
+async def test_wrong_version_pauses_until_the_right_version_runs(cluster: RolloutCluster) -> None:
     async with run_engine(cluster.settings()) as engine:
         await wait_all_active(engine, cluster)
         first = next(iter(cluster.addresses))
@@ -214,7 +124,7 @@ async def test_wrong_version_pauses_until_the_right_version_runs(cluster: Cluste
 
 
 async def test_node_that_never_returns_pauses_the_rollout(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RolloutCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controlplane.rollouts.node_step._MIN_OBSERVATION_SECONDS", 1.0)
     async with run_engine(cluster.settings()) as engine:
@@ -225,7 +135,7 @@ async def test_node_that_never_returns_pauses_the_rollout(
         assert "it was not back within 0.5 s: it has not registered with a newer start time" in paused.reason
 
 
-async def test_manual_rollout_waits_for_external_restarts(cluster: Cluster) -> None:
+async def test_manual_rollout_waits_for_external_restarts(cluster: RolloutCluster) -> None:
     async with run_engine(cluster.settings()) as engine:
         await wait_all_active(engine, cluster)
         first, second, third = cluster.addresses
@@ -242,7 +152,7 @@ async def test_manual_rollout_waits_for_external_restarts(cluster: Cluster) -> N
         assert cluster.action_runs == []
 
 
-async def test_running_action_is_not_repeated_after_a_restart(cluster: Cluster) -> None:
+async def test_running_action_is_not_repeated_after_a_restart(cluster: RolloutCluster) -> None:
     config = cluster.settings("sleep 600")
     first = next(iter(cluster.addresses))
     spec = replace(cluster.spec, nodes=(first,))
@@ -263,7 +173,7 @@ async def test_running_action_is_not_repeated_after_a_restart(cluster: Cluster) 
 
 
 async def test_lost_leadership_stops_the_action_and_starts_none(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RolloutCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = next(iter(cluster.addresses))
     async with run_engine(cluster.settings("sleep 600")) as engine:
@@ -285,7 +195,7 @@ async def test_lost_leadership_stops_the_action_and_starts_none(
         assert cluster.action_runs == [f"{first} 1"]
 
 
-async def test_canceled_drain_pauses_the_rollout(cluster: Cluster) -> None:
+async def test_canceled_drain_pauses_the_rollout(cluster: RolloutCluster) -> None:
     async with run_engine(cluster.settings()) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await wait_all_active(engine, cluster)
         first = next(iter(cluster.addresses))
@@ -300,7 +210,7 @@ async def test_canceled_drain_pauses_the_rollout(cluster: Cluster) -> None:
         assert (cluster.action_runs, drained(engine)) == ([], {})
 
 
-async def test_preflight_rejects_a_rollout_before_it_starts(cluster: Cluster) -> None:
+async def test_preflight_rejects_a_rollout_before_it_starts(cluster: RolloutCluster) -> None:
     async with run_engine(cluster.settings()) as engine, FakeEnvoy(engine.xds_port):
         await wait_all_active(engine, cluster)
         assert engine.rollouts.select_nodes("all") == tuple(sorted(cluster.addresses))
@@ -320,7 +230,7 @@ async def test_preflight_rejects_a_rollout_before_it_starts(cluster: Cluster) ->
             await engine.rollouts.start(cluster.spec, "bob", force=True)
 
 
-async def test_orphaned_drain_is_released(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_orphaned_drain_is_released(cluster: RolloutCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controlplane.rollouts.service._ORPHANED_DRAIN_SECONDS", 0.5)
     first = next(iter(cluster.addresses))
     config = cluster.settings()
@@ -343,7 +253,7 @@ async def test_orphaned_drain_is_released(cluster: Cluster, monkeypatch: pytest.
         await wait_until(lambda: not drained(engine))
 
 
-async def test_two_rollouts_drain_one_node_at_a_time(cluster: Cluster) -> None:
+async def test_two_rollouts_drain_one_node_at_a_time(cluster: RolloutCluster) -> None:
     """Each rollout may take one node out of service, but both rollouts together may not take two."""
     first, second, third = cluster.addresses
     async with run_engine(cluster.settings()) as engine, cluster.restarting_nodes():
@@ -363,7 +273,7 @@ async def test_two_rollouts_drain_one_node_at_a_time(cluster: Cluster) -> None:
 
 
 async def test_uncertain_write_of_a_started_step_runs_no_action(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RolloutCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write succeeds, but its response is lost: the rollout cannot know whether the action ran."""
     first, lost_responses = next(iter(cluster.addresses)), list[str]()

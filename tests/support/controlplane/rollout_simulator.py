@@ -11,7 +11,7 @@ from controlplane.model.intents import DrainIntent, Intents
 from controlplane.model.nodes import State
 from controlplane.model.rollout import Rollout, RolloutSpec, Stage, Step
 from controlplane.rollouts import state_machine
-from controlplane.rollouts.observation import RolloutNodeView, RolloutView
+from controlplane.rollouts.observation import RolloutNodeView, RolloutView, VerificationResult
 from controlplane.rollouts.state_machine import Effects
 
 OLD_VERSION, NEW_VERSION = "v8.5.3", "v8.5.4"
@@ -84,7 +84,7 @@ class SimulatedServer:
 
 @dataclass
 class RolloutSimulation:
-    """A simulated cluster. Servers, intents and the record survive a crash; `running_actions` do not."""
+    """A simulated cluster. Servers, intents and the record survive a crash; what runs does not."""
 
     record: Rollout
     servers: dict[str, SimulatedServer]
@@ -96,6 +96,9 @@ class RolloutSimulation:
     action_results: dict[tuple[str, int], str] = field(default_factory=dict)
     started_actions: list[tuple[str, int]] = field(default_factory=list)
     """All actions started so far."""
+    running_verifications: set[tuple[str, float]] = field(default_factory=set)
+    """The address, and when its step began to be verified."""
+    verification_results: dict[tuple[str, float], VerificationResult] = field(default_factory=dict)
 
     def view(self) -> RolloutView:
         """Return what the rollout sees now."""
@@ -149,6 +152,9 @@ class RolloutSimulation:
             if step.stage is Stage.STARTED and key not in self.running_actions:
                 problem = self.action_results.pop(key, None)
                 current = state_machine.action_ended(current, *key, problem, self.now)
+        for (address, since), result in self.verification_results.items():
+            current = state_machine.verification_ended(current, address, since, result, self.now)
+        self.verification_results.clear()
         self.record, effects = state_machine.advance(current, self.view(), self.now)
         if crashes:
             self.crash()
@@ -166,11 +172,18 @@ class RolloutSimulation:
             key = (address, self.record.steps[address].attempts)
             self.started_actions.append(key)
             self.running_actions[key] = False
+        self.running_verifications = {(a, self.record.steps[a].since) for a in effects.verify}
+        for address in effects.verify:
+            step = self.record.steps[address]
+            assert step.started_before is not None
+            assert self.servers[address].started_at > step.started_before, "it was not restarted"
 
     def crash(self) -> None:
         """Crash the control plane. Its successor continues from the durable state."""
         self.running_actions.clear()
         self.action_results.clear()
+        self.running_verifications.clear()
+        self.verification_results.clear()
         self.observing_since = self.now
 
     def restart_server(self, address: str, version: str = NEW_VERSION) -> None:
@@ -181,6 +194,10 @@ class RolloutSimulation:
     def finish_action(self, key: tuple[str, int], problem: str = "") -> None:
         del self.running_actions[key]
         self.action_results[key] = problem
+
+    def finish_verification(self, key: tuple[str, float], result: VerificationResult) -> None:
+        self.running_verifications.remove(key)
+        self.verification_results[key] = result
 
     @property
     def stages(self) -> dict[str, Stage]:

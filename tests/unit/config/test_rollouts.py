@@ -73,6 +73,10 @@ def test_loads_named_actions(tmp_path: Path) -> None:
         ("{actions: {a: b}}", "rollouts.actions.a: 'b' is not allowed; write a mapping with command"),
         ("{actions: [a]}", "rollouts.actions: a list is not allowed; write a mapping of names to a mapping"),
         (
+            "{verification: {user: a, ca: /no/such/file}}",
+            "rollouts.verification.ca: /no/such/file cannot be read: No such file",
+        ),
+        (
             "{probe: {user: a, ca: /no/such/file}}",
             "rollouts.probe.ca: /no/such/file cannot be read: No such file",
         ),

@@ -86,6 +86,21 @@ def test_problems_despite_force(spec: RolloutSpec, problem: str) -> None:
     assert result.problems[: len(result.problems_despite_force)] == result.problems_despite_force
 
 
+def test_rollout_that_verifies_needs_settings_and_a_capture() -> None:
+    spec = rollout_spec(A, verify="replay:monday")
+    assert checked(spec).problems_despite_force == tuple(
+        f"nodes cannot be verified, because rollouts.verification.{name} is not set"
+        for name in ("directory", "user")
+    )
+    verification = {"directory": "/captures", "user": "replay"}
+    settings = RolloutSettings.model_validate(
+        {"actions": {"restart": {"command": ["a"]}}, "verification": verification}
+    )
+    assert run_preflight(spec, cluster(), (), settings).problems == ()
+    missing = run_preflight(spec, cluster(), (), settings, "there is no capture")
+    assert (missing.problems, missing.problems_despite_force) == (("there is no capture",), ())
+
+
 def test_rejects_removed_nodes_and_nodes_without_start_time() -> None:
     leaving = cluster(planned(A, removal_since=5.0, state=State.GONE), planned(B, started_at=None))
     problems = checked(rollout_spec(A, B), leaving).problems_despite_force

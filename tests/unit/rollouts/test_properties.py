@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,9 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from controlplane.errors import RolloutRejected
 from controlplane.intents import changes as intent_changes
-from controlplane.model.rollout import IN_PROGRESS, MANUAL, Rollout, RolloutPhase, Stage
+from controlplane.model.comparison import Comparison, Finding, FindingKind, VerificationReport
+from controlplane.model.rollout import IN_PROGRESS, MANUAL, Rollout, RolloutPhase, Stage, Verification
 from controlplane.rollouts import state_machine
-from controlplane.rollouts.observation import RolloutView
+from controlplane.rollouts.observation import RolloutView, VerificationResult
 from tests.support.controlplane.rollout_simulator import (
     NEW_VERSION,
     OLD_VERSION,
@@ -27,6 +29,12 @@ NODES = tuple(f"10.0.0.{number}:4000" for number in range(1, 6))
 UNRELATED_NODE = "10.0.0.9:4000"  # a node outside the rollout
 INDEXES = st.integers(0, 7)
 OperatorAction = Callable[[Rollout, str, float], Rollout]  # gets the record, the operator and the time
+_SLOWER = Finding(FindingKind.SLOWER, "5" * 64, "it is slower")
+PASSED, WORSE = (
+    VerificationResult(report=VerificationReport("a", "b", 1.0, "monday", 1.5, Comparison(), findings))
+    for findings in ((), (_SLOWER,))
+)
+VERIFICATION_RESULTS = (PASSED, WORSE, VerificationResult(problem="the replay ended with exit code 1"))
 DURATIONS = st.sampled_from([0.5, 3.0, 12.0, 100.0, 700.0])  # seconds
 
 
@@ -39,11 +47,13 @@ class RolloutStateMachine(RuleBasedStateMachine):
         manual=st.booleans(),
         forced=st.booleans(),
         version=st.sampled_from([NEW_VERSION, ""]),
+        verify=st.sampled_from(["", "replay:monday"]),
     )
     def create_rollout(
-        self, max_unavailable: int, budget: int, manual: bool, forced: bool, version: str
+        self, max_unavailable: int, budget: int, manual: bool, forced: bool, version: str, verify: str
     ) -> None:
-        spec = rollout_spec(*NODES, max_unavailable=max_unavailable, failure_budget=budget, version=version)
+        limits = {"max_unavailable": max_unavailable, "failure_budget": budget}
+        spec = rollout_spec(*NODES, **limits, version=version, verify=verify)
         if manual:
             spec = replace(spec, action=MANUAL)
         servers = {address: SimulatedServer() for address in (*NODES, UNRELATED_NODE)}
@@ -68,6 +78,7 @@ class RolloutStateMachine(RuleBasedStateMachine):
         if self.simulation.record.phase is RolloutPhase.RUNNING:
             assert len(failures) <= self.simulation.record.spec.failure_budget
             assert not any(step.interrupted for step in failures)
+            assert not any(step.verification is Verification.FAILED for step in failures)
 
     def _check_started_safely(self, before: Rollout, view: RolloutView) -> None:
         """Check that started steps respect max_unavailable and, unless forced, leave a node in service."""
@@ -93,6 +104,8 @@ class RolloutStateMachine(RuleBasedStateMachine):
                 assert server.started_at > previous_step.started_before
                 assert server.healthy
                 assert server.version == before.spec.version or not before.spec.version
+                if before.spec.verify:
+                    assert step.verification in (Verification.PASSED, Verification.SKIPPED)
 
     @rule(passes=st.integers(1, 4), finish_actions=st.booleans())
     def run_several_passes(self, passes: int, finish_actions: bool) -> None:
@@ -104,10 +117,18 @@ class RolloutStateMachine(RuleBasedStateMachine):
         if finish_actions:
             self._finish_actions_successfully()
 
+    @precondition(lambda self: self.simulation.running_verifications)
+    @rule(index=INDEXES, result=st.sampled_from(VERIFICATION_RESULTS))
+    def verification_finishes(self, index: int, result: VerificationResult) -> None:
+        keys = sorted(self.simulation.running_verifications)
+        self.simulation.finish_verification(keys[index % len(keys)], result)
+
     def _finish_actions_successfully(self) -> None:
         for key in list(self.simulation.running_actions):
             self.simulation.restart_server(key[0])
             self.simulation.finish_action(key)
+        for verification in list(self.simulation.running_verifications):
+            self.simulation.finish_verification(verification, PASSED)
 
     @rule()
     def crash_during_pass(self) -> None:
@@ -157,11 +178,11 @@ class RolloutStateMachine(RuleBasedStateMachine):
     def operator_pauses(self) -> None:
         self._apply_operator_action(state_machine.pause)
 
-    @rule()
-    def operator_resumes(self) -> None:
+    @rule(skips_verification=st.booleans())
+    def operator_resumes(self, skips_verification: bool) -> None:
         if self.simulation.record.phase is RolloutPhase.PAUSED:
             self.resume_count += 1
-        self._apply_operator_action(state_machine.resume)
+        self._apply_operator_action(partial(state_machine.resume, skip_verification=skips_verification))
 
     @precondition(lambda self: self.simulation.intents.drains)
     @rule(number=st.integers(0, 5))
@@ -227,7 +248,7 @@ class RolloutStateMachine(RuleBasedStateMachine):
             if simulation.record.phase.is_over:
                 break
             if simulation.record.phase is RolloutPhase.PAUSED:
-                self.operator_resumes()
+                self.operator_resumes(skips_verification=False)
             simulation.advance_time(12.0)
             self._finish_actions_successfully()
             for address, step in simulation.record.steps.items():

@@ -1,0 +1,33 @@
+"""The program `tidevoy-replay`: where it is, and its arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from controlplane.errors import TidevoyError
+from controlplane.programs import find_program
+
+PROGRAM = "tidevoy-replay"
+
+
+class ReplayProgramMissing(TidevoyError):
+    """The program that replays traffic is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{PROGRAM} is not installed; install Tidevoy's wheel for Linux, its package or its image, which"
+            " contain it, or build it with `cargo build --release` in filters/"
+        )
+
+
+def find_replay_program() -> Path:
+    """Return the program. Raises ReplayProgramMissing."""
+    program = find_program(PROGRAM)
+    if program is None:
+        raise ReplayProgramMissing
+    return program
+
+
+def compare_arguments(old: Path, new: Path, json_file: Path) -> list[str]:
+    """Return the arguments that compare the results of two replays, and write the comparison to a file."""
+    return ["compare", str(old), str(new), "--json", str(json_file)]
