@@ -112,9 +112,11 @@ fn statement_kind(statement: &[u8], normalizer: &mut Normalizer) -> StatementKin
         (b"deallocate" | b"drop", b"prepare") => StatementKind::Deallocate { name: name(2) },
         (b"select" | b"table" | b"values" | b"(", _) => read_if(words.begin_query() && words.only_query()),
         (b"with", _) => read_if(words.only_query() && !words.change_rows()),
-        (b"show" | b"use" | b"begin" | b"commit" | b"rollback" | b"savepoint", _) => StatementKind::Read,
+        (b"use" | b"begin" | b"commit" | b"rollback" | b"savepoint", _) => StatementKind::Read,
         (b"start", b"transaction") | (b"release", b"savepoint") => StatementKind::Read,
-        (b"explain" | b"desc" | b"describe", _) => read_if(!words.contain(b"analyze")),
+        // The condition of SHOW may call functions, and EXPLAIN runs subqueries and folds constants.
+        (b"show", _) => read_if(words.only_query()),
+        (b"explain" | b"desc" | b"describe", _) => read_if(!words.contain(b"analyze") && words.only_query()),
         (b"set", _) => read_if(words.only_query() && words.set_session()),
         _ => StatementKind::MayWrite,
     }
@@ -126,12 +128,13 @@ const CHANGING_FUNCTIONS: [&[u8]; 5] = [b"get_lock", b"release_lock", b"release_
 /// Variables of the whole server that TiDB also sets without `GLOBAL` (pingcap/tidb `pkg/sessionctx/variable/sysvar.go`,
 /// `ScopeInstance`; `pkg/executor/set.go`, `setSysVariable`).
 const SERVER_VARIABLES: &str = "\
-    ddl_slow_threshold max_connections plugin_audit_log_buffer_size plugin_audit_log_flush_interval plugin_dir plugin_load \
-    tidb_config tidb_enable_collect_execution_info tidb_enable_ddl tidb_enable_slow_log tidb_enable_stats_owner \
-    tidb_expensive_query_time_threshold tidb_expensive_txn_time_threshold tidb_force_priority tidb_general_log \
-    tidb_log_file_max_days tidb_mem_quota_binding_cache tidb_pprof_sql_cpu tidb_rc_read_check_ts \
-    tidb_record_plan_in_slow_log tidb_schema_cache_size tidb_server_memory_limit tidb_server_memory_limit_gc_trigger \
-    tidb_service_scope tidb_slow_log_threshold tidb_stats_cache_mem_quota tidb_stmt_summary_enable_persistent \
+    ddl_slow_threshold max_connections plugin_audit_log_buffer_size plugin_audit_log_flush_interval plugin_dir \
+    plugin_load tidb_check_mb4_value_in_utf8 tidb_config tidb_enable_collect_execution_info tidb_enable_ddl \
+    tidb_enable_slow_log tidb_enable_stats_owner tidb_expensive_query_time_threshold \
+    tidb_expensive_txn_time_threshold tidb_force_priority tidb_general_log tidb_log_file_max_days \
+    tidb_mem_quota_binding_cache tidb_pprof_sql_cpu tidb_rc_read_check_ts tidb_record_plan_in_slow_log \
+    tidb_schema_cache_size tidb_server_memory_limit tidb_server_memory_limit_gc_trigger tidb_service_scope \
+    tidb_slow_log_threshold tidb_stats_cache_mem_quota tidb_stmt_summary_enable_persistent \
     tidb_stmt_summary_file_max_backups tidb_stmt_summary_file_max_days tidb_stmt_summary_file_max_size \
     tidb_stmt_summary_filename tidb_stmt_summary_max_stmt_count tidb_trace_event";
 
@@ -227,6 +230,8 @@ mod tests {
             "table t",
             "with a as (select 1) select replace(x, 'a', 'b'), insert(x, 1, 2, 'c') from a",
             "show variables like 'x'",
+            "show grants for a",
+            "show create table `into`",
             "explain select 1",
             "explain delete from t",
             "desc t",
@@ -272,6 +277,11 @@ mod tests {
             "with a as (select 1) update t set b = 1",
             "explain analyze delete from t",
             "desc analyze select 1",
+            "explain select get_lock('a', 1)",
+            "explain delete from t where a = (select nextval(s))",
+            "desc select * from t where a = (select next value for s)",
+            "show tables where nextval(s)",
+            "show variables where get_lock('a', 1) = 1",
             "set global a = 1",
             "set @a = 1, global b = 2",
             "set @@global.a = 1",
@@ -281,6 +291,7 @@ mod tests {
             "set @@persist_only.a = 1",
             "set @@instance.a = 1",
             "set tidb_general_log = 1",
+            "set tidb_check_mb4_value_in_utf8 = 0",
             "set session `tidb_slow_log_threshold` = 0",
             "set @@session.tidb_general_log = 1, @a = 2",
             "set password = 'x'",
