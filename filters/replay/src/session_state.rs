@@ -101,6 +101,13 @@ impl SessionState {
         if let (None, Some(text)) = (self.prepared.get(&captured_id), &record.prepared_text) {
             self.prepared.insert(captured_id, Prepared::new(text, &mut self.normalizer));
         }
+        let is_unsent = self.prepared.get(&captured_id).is_some_and(|prepared| prepared.id().is_none());
+        if record.command == Command::CloseStatement && is_unsent {
+            // Nothing reports that it is closed, and a session may prepare and close for each of its writes.
+            let is_read = self.prepared.remove(&captured_id).is_some_and(|prepared| prepared.is_read);
+            let is_write = reads_only && !is_read;
+            return Plan::Skip(if is_write { SkipReason::MayWrite } else { SkipReason::UnknownStatement });
+        }
         let send = |payload| Plan::Send { command: record.command, payload };
         let Some(prepared) = self.prepared.get_mut(&captured_id) else {
             let is_known_to_target = self.has_restored_states || captured_id == LAST_PREPARED;
@@ -299,6 +306,17 @@ mod tests {
         assert_eq!(sends(&state.plan(&close, true)), Some(3));
         state.learn(&close, None, true);
         assert_eq!(state.plan(&execute(7), true), Plan::Skip(SkipReason::UnknownStatement));
+    }
+
+    #[test]
+    fn closed_statement_is_forgotten_though_it_was_never_prepared() {
+        let mut state = SessionState::default();
+        for id in 0..100 {
+            assert_eq!(state.plan(&prepare(id, "delete from t"), true), Plan::Skip(SkipReason::MayWrite));
+            let close = record(Command::CloseStatement, &id.to_le_bytes());
+            assert_eq!(state.plan(&close, true), Plan::Skip(SkipReason::MayWrite));
+        }
+        assert!(state.prepared.is_empty());
     }
 
     #[test]
