@@ -65,6 +65,10 @@ def replay(
     max_connections: Annotated[
         int | None, typer.Option(help="Highest number of connections at the same time; default: 5000.")
     ] = None,
+    max_running: Annotated[
+        int | None,
+        typer.Option(help="With --reads-only: highest number of statements that run at the same time."),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(help="Seconds after which a statement's connection is closed; default: 300."),
@@ -95,6 +99,7 @@ def replay(
         "--to": to_time,
         "--warm-up": warm_up,
         "--max-connections": max_connections,
+        "--max-running": max_running,
         "--timeout": timeout,
     }
     flags = {

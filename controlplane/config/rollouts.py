@@ -92,8 +92,10 @@ class VerificationSettings(UserSettings):
     """User of all replayed sessions. It needs to read what the captured statements read, and no more."""
     warm_up: int = setting(1_000, unit="statements", ge=0, le=100_000_000)
     """Number of statements that run before the measurement begins."""
-    max_connections: int = setting(8, ge=1, le=10_000)
-    """Maximum number of connections of a replay. The old node serves clients meanwhile."""
+    max_running: int = setting(8, unit="statements", ge=1, le=10_000)
+    """Number of statements that a replay runs at the same time. The old node serves clients meanwhile."""
+    max_connections: int = setting(1_000, ge=1, le=10_000)
+    """Maximum number of connections of a replay: one for each captured session that has not ended."""
     timeout: float = setting(3_600.0, unit="seconds", ge=1, le=604_800)
     """Timeout of a replay."""
 

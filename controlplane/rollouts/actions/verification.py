@@ -159,6 +159,7 @@ def _replay_arguments(capture: Path, target: str, output: Path, settings: Verifi
     if settings.ca is not None:
         arguments += ["--ca-file", str(settings.ca)]
     arguments += ["--max-connections", str(settings.max_connections), "--warm-up", str(settings.warm_up)]
+    arguments += ["--max-running", str(settings.max_running)]
     return [*arguments, "--reads-only", "--unbounded"]
 
 

@@ -10,6 +10,7 @@ use sql_text::Digest;
 
 use crate::budget::Budget;
 use crate::recorder::Finished;
+use crate::running::Running;
 use crate::stop::Stop;
 use crate::target::Target;
 use crate::totals::Totals;
@@ -20,6 +21,7 @@ pub(crate) struct Context {
     pub(crate) timeout: Duration,
     pub(crate) stop: Stop,
     pub(crate) budget: Budget,
+    pub(crate) running: Running,
     pub(crate) counters: Counters,
     pub(crate) digests: KnownDigests,
     pub(crate) warnings: Warnings,

@@ -19,6 +19,7 @@ mod reads;
 mod recorder;
 mod replay;
 mod response;
+mod running;
 mod selection;
 mod session;
 mod session_state;

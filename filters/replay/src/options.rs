@@ -39,6 +39,9 @@ pub(crate) struct RunOptions {
     /// Connections at the same time; a session more takes the place of the one that has been idle longest
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_connections: u32,
+    /// Reads that run at the same time; without it, as many as connections
+    #[arg(long, requires = "reads_only", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_running: Option<u32>,
     /// Seconds that a statement may take; then its connection is closed
     #[arg(long, default_value_t = 300.0, value_parser = seconds)]
     pub(crate) timeout: f64,

@@ -21,6 +21,7 @@ use crate::files;
 use crate::input::Input;
 use crate::options::{RunOptions, WarmUp};
 use crate::recorder::{Event, Finished, Recorder};
+use crate::running::Running;
 use crate::selection::{Choice, choose};
 use crate::session::{Task, Work};
 use crate::sessions::Sessions;
@@ -94,6 +95,7 @@ pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, Rep
         timeout: Duration::from_secs_f64(options.timeout),
         stop: Stop::default(),
         budget: Budget::default(),
+        running: Running::new(options.max_running),
         counters: Counters::default(),
         digests: KnownDigests::default(),
         warnings: Warnings::default(),

@@ -168,6 +168,8 @@ impl<'a> Session<'a> {
     }
 
     fn execute(&mut self, statement: &Statement, command: Command, payload: &[u8]) -> Outcome {
+        // Only reads are limited: they do not wait for locks that a session holds whose turn has not come.
+        let Some(_permit) = self.context.running.begin(&self.context.stop) else { return Outcome::Unknown };
         if let Err(outcome) = self.connect(statement) {
             return outcome;
         }

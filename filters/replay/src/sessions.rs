@@ -15,7 +15,7 @@ use crate::session::{Session, SessionStatus, Task, Work};
 
 /// A session needs little: the largest item is the buffer for a read.
 const STACK_BYTES: usize = 256 * 1024;
-const WAIT_INTERVAL: Duration = Duration::from_millis(10);
+const WAIT_INTERVAL: Duration = Duration::from_millis(1);
 const TRANSACTION_PATIENCE: Duration = Duration::from_secs(2);
 
 struct Handle {

@@ -247,6 +247,17 @@ def test_sessions_beyond_the_limit_take_the_places_of_idle_ones(replay: Callable
     assert (done.totals["errors"], done.totals["displaced_sessions"]) == (0, 7)
 
 
+def test_sessions_keep_their_variables_while_few_statements_run(replay: Callable[..., Replay]) -> None:
+    capture, sessions = Capture(), range(1, 21)
+    for session in sessions:
+        capture.add(session, f"set @n = {session}")
+    for session in sessions:
+        capture.add(session, f"select 1 from dual where @n = {session}")
+    done = replay(capture, "--unbounded", "--reads-only", "--max-running", "2")
+    assert (done.totals["connections"], done.totals["displaced_sessions"]) == (20, 0)
+    assert sum(done.rows()) == 20
+
+
 def test_dry_run_connects_nowhere(tmp_path: Path) -> None:
     capture = (
         Capture().add(1, "select 1").add(2, "delete from t").add(2, "shutdown").prepare(2, 1, "select ?")

@@ -170,6 +170,7 @@ NON_DEFAULTS: dict[str, Any] = {
     "rollouts.verification.ca": "/other/ca.pem",
     "rollouts.verification.directory": "/other/captures",
     "rollouts.verification.warm_up": 5,
+    "rollouts.verification.max_running": 2,
     "rollouts.verification.max_connections": 3,
     "rollouts.verification.timeout": 2.5,
     "overload.max_heap_bytes": 67_108_864,
