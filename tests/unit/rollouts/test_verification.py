@@ -215,4 +215,15 @@ def test_nodes_that_the_rollout_has_changed_are_not_old() -> None:
     rollout = rollout_with_steps(rollout_spec(A, B, C), *steps)
     plan = Plan({address: planned(address) for address in (A, B, C)})
     assert choose_baseline(rollout, A, plan) is None
+    to_be_retried = Step(B, Stage.PENDING, drain_requested_at=SINCE, started_before=100.0)
+    assert choose_baseline(rollout.with_steps(to_be_retried), A, plan) is None, "an operator undrained it"
+
+
+def test_node_that_already_has_the_new_version_is_not_old() -> None:
+    rollout = rollout_with_steps(rollout_spec(A, B, C), step_of_a(Stage.VERIFYING))
+    upgraded = planned(A, State.DRAINED, version=NEW_VERSION)
+    mixed = Plan({A: upgraded, B: planned(B), C: planned(C, version=NEW_VERSION)})
+    assert choose_baseline(rollout, A, mixed) == B
+    restarted = Plan({A: planned(A, State.DRAINED), B: planned(B), C: planned(C)})
+    assert choose_baseline(rollout, A, restarted) == C, "the rollout changes no version"
     assert choose_baseline(rollout, A, Plan({})) is None
