@@ -26,6 +26,8 @@ from controlplane.verification.verdict import confirm, judge, needs_confirmation
 _COMPARE_TIMEOUT_SECONDS = 600.0
 _THREADS = ThreadPool("verification files", 1)
 _BASELINE_NODE_FILE = "node"
+# With more failures on the old node, the capture does not fit its data or the user, and shows nothing.
+_MAX_OLD_ERROR_SHARE = 0.5
 
 
 class VerificationFailed(Exception):
@@ -170,6 +172,12 @@ def _judge(
     if not comparison.totals.pairs:
         after_warm_up = f" after a warm-up of {settings.warm_up} statements" if settings.warm_up else ""
         raise VerificationFailed(f"no read of {request.capture} ran on both nodes{after_warm_up}")
+    errors, pairs = comparison.totals.old.errors, comparison.totals.pairs
+    if errors > _MAX_OLD_ERROR_SHARE * pairs:
+        raise VerificationFailed(
+            f"{errors} of {pairs} reads of {request.capture} failed on the old node {baseline}, so the"
+            f" comparison shows nothing; may the user {settings.user} read what the capture reads?"
+        )
     findings = judge(comparison, request.max_ratio, is_same_replay=True)
     return VerificationReport(
         request.node, baseline, now, request.capture, request.max_ratio, comparison, findings

@@ -73,7 +73,7 @@ class VerificationRunner:
     ) -> None:
         async with self._lock:
             log.info("a node is verified", node=key.address, rollout=key.rollout)
-            work = _run_verification(choose_nodes(), settings(), self._clock())
+            work = _run_verification(choose_nodes, settings, self._clock())
             result = await run_during_term(work, self._term, term)
         if result is not None:
             self.results[key] = result
@@ -84,10 +84,12 @@ class VerificationRunner:
 
 
 async def _run_verification(
-    request: VerificationRequest, settings: VerificationSettings, now: float
+    choose_nodes: Callable[[], VerificationRequest],
+    settings: Callable[[], VerificationSettings],
+    now: float,
 ) -> VerificationResult:
     try:
-        return await verification.run_verification(request, settings, now)
+        return await verification.run_verification(choose_nodes(), settings(), now)
     except Exception as error:
         log.error("a verification failed with an internal error", exc_info=error)
         return VerificationResult(f"internal error ({type(error).__name__})")

@@ -19,7 +19,7 @@ from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
 from controlplane.errors import RolloutRejected, UnknownVerification
 from controlplane.etcd.client import EtcdClient
-from controlplane.model.comparison import Comparison, FindingKind
+from controlplane.model.comparison import Comparison, FindingKind, LatencySummary
 from controlplane.model.rollout import Rollout, RolloutPhase, RolloutSpec, Stage, Verification
 from controlplane.rollouts.actions import verification
 from sandbox.etcd import Etcd
@@ -268,6 +268,20 @@ async def test_digest_that_was_slower_once_does_not_pause_the_rollout(
         await wait_for_phase(engine, rollout.id, RolloutPhase.DONE)
         assert engine.rollouts.verification(rollout.id, first).findings == ()
         assert program.targets.count(first) == 2
+
+
+async def test_comparison_in_which_the_old_node_fails_verifies_nothing(
+    fake_nodes: RolloutCluster, program: FakeProgram
+) -> None:
+    errors = LatencySummary(errors=51)
+    totals = replace(EQUAL.totals, old=errors, new=errors)  # of 100 pairs
+    program.compare_with(replace(EQUAL, totals=totals))
+    first = next(iter(fake_nodes.addresses))
+    async with run_engine(settings(fake_nodes)) as engine, fake_nodes.restarting_nodes():
+        rollout = await start(engine, fake_nodes, first)
+        paused = await wait_for_phase(engine, rollout.id, RolloutPhase.PAUSED)
+        assert "51 of 100 reads of monday failed on the old node" in paused.steps[first].reason
+        assert drained(engine) == {first: rollout.id}
 
 
 async def test_abort_ends_the_replays(fake_nodes: RolloutCluster, program: FakeProgram) -> None:
