@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
@@ -65,17 +66,22 @@ def find_verification_problem(capture: str, settings: VerificationSettings) -> s
     except ReplayProgramMissing as error:
         return str(error)
     directory = settings.directory
-    if directory is not None and not (directory / capture).is_dir():
+    try:
+        has_capture = directory is None or (directory / capture).is_dir()
+    except OSError as error:
+        return f"{error.filename} cannot be read on the machine of this control plane: {error.strerror}"
+    if not has_capture:
         return f"{directory} has no capture named {capture} on the machine of this control plane"
     return ""
 
 
 def remove_results(directory: Path, rollout_ids: Sequence[str]) -> None:
-    """Delete the results of all rollouts but these."""
+    """Delete the results of all rollouts but these, as far as possible."""
     kept = {quote(rollout_id, safe="") for rollout_id in rollout_ids}
-    for entry in directory.iterdir() if directory.is_dir() else ():
-        if entry.name not in kept:
-            shutil.rmtree(entry, ignore_errors=True)
+    with suppress(OSError):
+        for entry in directory.iterdir() if directory.is_dir() else ():
+            if entry.name not in kept:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 async def _verify(

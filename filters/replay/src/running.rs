@@ -71,7 +71,8 @@ mod tests {
                 });
             }
         });
-        assert_eq!((most.into_inner(), done.into_inner()), (2, 800));
+        assert!(most.into_inner() <= 2);
+        assert_eq!(done.into_inner(), 800);
     }
 
     #[test]

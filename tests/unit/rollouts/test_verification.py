@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controlplane.config.rollouts import VerificationSettings
 from controlplane.model.comparison import VerificationReport
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import NodePlan, Plan
 from controlplane.model.rollout import Rollout, RolloutPhase, RolloutSpec, Stage, Step, Verification
 from controlplane.rollouts import state_machine
+from controlplane.rollouts.actions import verification
 from controlplane.rollouts.observation import RolloutNodeView, VerificationResult
 from controlplane.rollouts.state_machine import Effects, advance
 from controlplane.rollouts.verification_baseline import choose_baseline
@@ -183,6 +186,21 @@ def test_last_reports_survive_in_the_record() -> None:
         )
     assert list(record.reports) == nodes[2:]
     assert ROLLOUT_CODEC.decode(ROLLOUT_CODEC.encode(record)) == record
+
+
+def test_directory_that_cannot_be_read_is_a_problem_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(verification, "find_replay_program", lambda: tmp_path)
+    settings = VerificationSettings(directory=tmp_path)
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    problem = verification.find_verification_problem("monday", settings)
+    expected = f"{tmp_path}/monday cannot be read on the machine of this control plane: Permission denied"
+    assert problem == expected
+    verification.remove_results(tmp_path, [])
 
 
 def planned(
