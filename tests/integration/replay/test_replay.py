@@ -143,7 +143,8 @@ def test_statements_begin_at_their_times(replay: Callable[..., Replay], database
     gaps = sql("select timestampdiff(microsecond, (select min(at) from times), at) from times order by at")
     assert done.totals["errors"] == 0
     for (gap_us,), expected_ms in zip(gaps, [0, 100, 200, 300], strict=True):
-        assert expected_ms - 20 < gap_us / 1000 < expected_ms + done.totals["max_lag_us"] / 1000 + 50
+        # Also the first statement, which they are compared with, may be late: its session has to log in.
+        assert abs(gap_us / 1000 - expected_ms) < done.totals["max_lag_us"] / 1000 + 90
 
 
 def test_lost_connection_is_an_error_and_the_session_goes_on(
