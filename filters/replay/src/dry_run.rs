@@ -7,7 +7,7 @@ use traffic_files::TrafficError;
 
 use crate::input::Input;
 use crate::options::RunOptions;
-use crate::selection::{Choice, choose};
+use crate::selection::{Choice, choose, was_refused};
 use crate::session_state::{Plan, SessionState};
 use crate::skip::SkipReason;
 
@@ -42,6 +42,10 @@ pub(crate) fn run(options: &RunOptions) -> Result<DryRun, TrafficError> {
             *found.skipped.entry(SkipReason::Filtered).or_default() += 1;
         }
         if choice == Choice::Ignore {
+            continue;
+        }
+        if choice == Choice::Replay && was_refused(&statement) {
+            *found.skipped.entry(SkipReason::NeverReplayed).or_default() += 1;
             continue;
         }
         let [reading, writing] = sessions.entry(record.connection).or_insert_with(|| {

@@ -32,6 +32,22 @@ pub(crate) fn choose(statement: &Statement, options: &SelectionOptions) -> Choic
     Choice::Replay
 }
 
+/// TiDB's error for several statements of a client that has not asked for them.
+const MULTI_STATEMENTS_DISABLED: u16 = 8130;
+
+/// Whether the server refused a text because it has several statements, as an injected one may have. A replay's
+/// connection may send several, so it would run them. Without results, any failure may have been this one.
+pub(crate) fn was_refused(statement: &Statement) -> bool {
+    let record = &statement.record;
+    if record.command != Command::Query || record.is_success {
+        return false;
+    }
+    match &statement.result {
+        Some(result) => result.error == MULTI_STATEMENTS_DISABLED,
+        None => sql_text::statements(&record.payload).filter(|one| !one.trim_ascii().is_empty()).count() > 1,
+    }
+}
+
 /// Whether a command is about the session and not about data. Such commands also run in other databases.
 fn controls_session(record: &Record) -> bool {
     const WORDS: [&[u8]; 6] = [b"use", b"set", b"begin", b"start", b"commit", b"rollback"];
@@ -81,6 +97,20 @@ mod tests {
         };
         let position = Position { file: Path::new("x").into(), offset: 0 };
         Statement { record, result: Some(result), position }
+    }
+
+    #[test]
+    fn several_statements_that_the_server_refused_are_known() {
+        let mut refused = statement("select 1; drop table t", "app", "shop");
+        assert!(!was_refused(&refused), "it has succeeded");
+        refused.record.is_success = false;
+        assert!(!was_refused(&refused), "it has failed for another reason");
+        refused.result = refused.result.map(|result| ResultLine { error: MULTI_STATEMENTS_DISABLED, ..result });
+        assert!(was_refused(&refused));
+        refused.result = None;
+        assert!(was_refused(&refused));
+        refused.record.payload = b"drop table t;".to_vec();
+        assert!(!was_refused(&refused));
     }
 
     fn options() -> SelectionOptions {

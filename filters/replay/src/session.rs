@@ -17,6 +17,7 @@ use crate::connection::{Answer, Connection, ConnectionError};
 use crate::context::{Context, Counters, Reports};
 use crate::login::LoginError;
 use crate::recorder::{Event, Finished, Replayed, SERVER_LOST};
+use crate::selection::was_refused;
 use crate::session_state::{Plan, SessionState};
 use crate::skip::SkipReason;
 
@@ -120,6 +121,9 @@ impl<'a> Session<'a> {
     /// None: the replay ends, so the record is not done.
     fn replay(&mut self, statement: &Statement, is_recorded: bool, lag: Duration) -> Option<Event> {
         let record = &statement.record;
+        if was_refused(statement) {
+            return Some(Event::Skipped(SkipReason::NeverReplayed));
+        }
         loop {
             let (command, payload) = match self.state.plan(record, self.context.reads_only) {
                 Plan::Skip(reason) => return Some(Event::Skipped(reason)),

@@ -120,6 +120,15 @@ def test_reads_only_changes_nothing(replay: Callable[..., Replay], database: str
     assert len(sql("select * from t")) == 3
 
 
+def test_refused_injection_does_not_run(tmp_path: Path, mariadb: MariaDb, database: str, sql: Any) -> None:
+    capture = Capture().add(5, f"select 1; delete from {database}.t", is_success=False).add(5, "select 2")
+    directory = capture.write(tmp_path / "capture", has_results=False)
+    address = f"127.0.0.1:{mariadb.port}"
+    done = run_replay(directory, "--unbounded", address=address, output=tmp_path / "output")
+    assert (done.totals["skipped"], done.errors()) == ({"never_replayed": 1}, [0])
+    assert len(sql("select * from t")) == 3
+
+
 def test_order_of_each_session_is_kept(replay: Callable[..., Replay], database: str, sql: Any) -> None:
     capture = Capture()
     expected = dict.fromkeys(range(1, 4), 1)
