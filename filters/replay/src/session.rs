@@ -9,6 +9,7 @@ use mysql_proto::command::Command;
 use mysql_proto::status;
 use sql_text::Normalizer;
 use traffic_files::directory::Statement;
+use traffic_files::record::Record;
 use traffic_files::result::ResultLine;
 
 use crate::budget;
@@ -63,6 +64,8 @@ pub(crate) struct Session<'a> {
     state: SessionState,
     normalizer: Normalizer,
     connection: Option<Connection<'a>>,
+    /// The connection was lost within a transaction that has not ended in the capture.
+    has_lost_transaction: bool,
 }
 
 /// How the attempt to run a command ended.
@@ -77,7 +80,7 @@ enum Outcome {
 impl<'a> Session<'a> {
     pub(crate) fn new(context: &'a Context, reports: Reports, status: Arc<SessionStatus>) -> Self {
         let (state, normalizer) = (SessionState::default(), Normalizer::default());
-        Self { context, reports, status, state, normalizer, connection: None }
+        Self { context, reports, status, state, normalizer, connection: None, has_lost_transaction: false }
     }
 
     /// Replays what comes, until there are no more senders.
@@ -123,6 +126,14 @@ impl<'a> Session<'a> {
         let record = &statement.record;
         if was_refused(statement) {
             return Some(Event::Skipped(SkipReason::NeverReplayed));
+        }
+        if self.has_lost_transaction && self.is_in_lost_transaction(record) {
+            let text = self.state.statement(record).map(<[u8]>::to_vec);
+            if record.is_success {
+                self.state.learn(record, None, false);
+            }
+            let line = self.line(statement, None, SERVER_LOST);
+            return Some(self.replayed(line, text, is_recorded, 0, lag));
         }
         loop {
             let (command, payload) = match self.state.plan(record, self.context.reads_only) {
@@ -171,6 +182,23 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Whether a command belongs to the transaction that was lost: its rest must not be committed without its
+    /// beginning.
+    fn is_in_lost_transaction(&mut self, record: &Record) -> bool {
+        const NEW: [&[u8]; 6] = [b"begin", b"start", b"create", b"alter", b"drop", b"truncate"];
+        if !matches!(record.command, Command::Query | Command::Execute | Command::BulkExecute) {
+            self.has_lost_transaction &= !matches!(record.command, Command::ChangeUser | Command::ResetConnection);
+            return false;
+        }
+        let text = self.state.statement(record).unwrap_or_default();
+        let is_new = NEW.iter().any(|word| sql_text::may_begin_with(text, word));
+        let is_partial = text.to_ascii_lowercase().windows(2).any(|bytes| bytes == b"to");
+        let is_end =
+            sql_text::may_begin_with(text, b"commit") || sql_text::may_begin_with(text, b"rollback") && !is_partial;
+        self.has_lost_transaction = !is_new && !is_end;
+        !is_new
+    }
+
     fn execute(&mut self, statement: &Statement, command: Command, payload: &[u8]) -> Outcome {
         // Only reads are limited: they do not wait for locks that a session holds whose turn has not come.
         let Some(_permit) = self.context.running.begin(&self.context.stop) else { return Outcome::Unknown };
@@ -192,7 +220,12 @@ impl<'a> Session<'a> {
                 self.context.warnings.show(&reason);
                 self.connection = None;
                 self.state.on_disconnected();
-                self.status.is_in_transaction.store(false, Ordering::Relaxed);
+                let was_in_transaction = self.status.is_in_transaction.swap(false, Ordering::Relaxed);
+                self.has_lost_transaction |= was_in_transaction && !self.context.reads_only;
+                if self.has_lost_transaction {
+                    // It may be the end of the transaction.
+                    self.is_in_lost_transaction(&statement.record);
+                }
                 Counters::add(&self.context.counters.lost_connections);
                 Outcome::Failed(SERVER_LOST)
             }

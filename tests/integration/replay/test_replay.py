@@ -176,6 +176,30 @@ def test_lost_connection_is_an_error_and_the_session_goes_on(
     assert results[0].totals["lost_connections"] == 1
 
 
+def test_rest_of_a_lost_transaction_is_not_committed(
+    replay: Callable[..., Replay], database: str, sql: Any
+) -> None:
+    table = f"{database}.t"
+    capture = Capture().add(5, "begin").add(5, f"insert into {table} values (4, 4)")
+    capture.add(5, "select sleep(60)").add(5, f"insert into {table} values (5, 5)").add(5, "commit")
+    capture.add(5, f"insert into {table} values (6, 6)")
+    done = replay(capture, "--unbounded", "--timeout", "0.5")
+    assert done.errors() == [0, 0, SERVER_LOST, SERVER_LOST, SERVER_LOST, 0]
+    assert sql(f"select id from {table} where id > 3") == ((6,),)
+
+
+def test_statements_behind_a_lost_end_of_a_transaction_run(
+    replay: Callable[..., Replay], database: str, sql: Any
+) -> None:
+    table = f"{database}.t"
+    capture = Capture().add(5, "begin").add(5, f"insert into {table} values (4, 4)")
+    # The connection is lost in a text that ends the transaction.
+    capture.add(5, "rollback; select sleep(60)").add(5, f"insert into {table} values (5, 5)")
+    done = replay(capture, "--unbounded", "--timeout", "0.5")
+    assert done.errors() == [0, 0, SERVER_LOST, 0]
+    assert sql(f"select id from {table} where id > 3") == ((5,),)
+
+
 def test_statement_may_not_take_longer_than_the_timeout(replay: Callable[..., Replay]) -> None:
     capture = Capture().add(5, "select sleep(60)").add(5, "select 1")
     done = replay(capture, "--unbounded", "--timeout", "0.2")
