@@ -26,6 +26,8 @@ from controlplane.verification.verdict import confirm, judge, needs_confirmation
 _COMPARE_TIMEOUT_SECONDS = 600.0
 _THREADS = ThreadPool("verification files", 1)
 _BASELINE_NODE_FILE = "node"
+# Reads that fail on the old node as well compare nothing.
+_MAX_FAILED_SHARE = 0.5
 
 
 class VerificationFailed(Exception):
@@ -169,6 +171,11 @@ def _judge(
     if not comparison.totals.pairs:
         after_warm_up = f" after a warm-up of {settings.warm_up} statements" if settings.warm_up else ""
         raise VerificationFailed(f"no read of {request.capture} ran on both nodes{after_warm_up}")
+    if comparison.totals.old.errors > _MAX_FAILED_SHARE * comparison.totals.pairs:
+        raise VerificationFailed(
+            f"{comparison.totals.old.errors} of {comparison.totals.pairs} reads failed on {baseline};"
+            f" check the privileges of the user {settings.user}, and the age of the capture"
+        )
     findings = judge(comparison, request.max_ratio, is_same_replay=True)
     return VerificationReport(
         request.node, baseline, now, request.capture, request.max_ratio, comparison, findings

@@ -19,7 +19,7 @@ from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
 from controlplane.errors import RolloutRejected, UnknownVerification
 from controlplane.etcd.client import EtcdClient
-from controlplane.model.comparison import Comparison, FindingKind
+from controlplane.model.comparison import Comparison, FindingKind, LatencySummary
 from controlplane.model.rollout import Rollout, RolloutPhase, RolloutSpec, Stage, Verification
 from controlplane.rollouts.actions import verification
 from sandbox.etcd import Etcd
@@ -268,6 +268,20 @@ async def test_digest_that_was_slower_once_does_not_pause_the_rollout(
         await wait_for_phase(engine, rollout.id, RolloutPhase.DONE)
         assert engine.rollouts.verification(rollout.id, first).findings == ()
         assert program.targets.count(first) == 2
+
+
+async def test_reads_that_fail_on_both_nodes_prove_nothing(
+    fake_nodes: RolloutCluster, program: FakeProgram
+) -> None:
+    failing = comparison_with(digest_comparison(SAME, None))
+    denied = replace(failing.totals, old=LatencySummary(errors=60), new=LatencySummary(errors=60))
+    program.compare_with(replace(failing, totals=denied))
+    first = next(iter(fake_nodes.addresses))
+    async with run_engine(settings(fake_nodes)) as engine, fake_nodes.restarting_nodes():
+        rollout = await start(engine, fake_nodes, first)
+        paused = await wait_for_phase(engine, rollout.id, RolloutPhase.PAUSED)
+        assert "60 of 100 reads failed on" in paused.reason
+        assert "check the privileges of the user root" in paused.reason
 
 
 async def test_abort_ends_the_replays(fake_nodes: RolloutCluster, program: FakeProgram) -> None:
