@@ -21,7 +21,7 @@ use crate::totals::Totals;
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(5);
 const TERMINAL_INTERVAL: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// So many bytes of lines are written before it is time for a checkpoint.
+/// Bytes of lines after which they are written, even if no checkpoint is due.
 const MAX_UNSAVED_BYTES: usize = 1 << 20;
 const TEXTS_FILE: &str = "statements.json";
 /// The error of a statement whose connection was lost (CR_SERVER_LOST).
