@@ -254,7 +254,7 @@ async def test_failed_replay_pauses_the_rollout_until_an_operator_accepts_it(
         await engine.rollouts.resume(rollout.id, "bob", skip_verification=True)
         done = await wait_for_phase(engine, rollout.id, RolloutPhase.DONE)
         assert done.steps[first].verification is Verification.SKIPPED
-        assert len(program.targets) == 2, "it was not verified again"
+        assert program.targets.count(first) == 1, "it was not verified again"
         assert not drained(engine)
 
 
