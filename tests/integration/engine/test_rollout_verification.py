@@ -37,7 +37,7 @@ from tests.support.controlplane.rollout_cluster import (
 )
 from tests.support.slow_relay import SlowStatementRelay
 from tests.support.tidb_sim_clients import session_rules
-from tests.support.traffic.capture_files import Capture
+from tests.support.traffic.capture_writer import Capture
 from tests.support.traffic.replay_program import require_replay_program
 from tests.support.waiting import wait_until
 

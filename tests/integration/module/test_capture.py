@@ -26,7 +26,7 @@ from tests.support.module.statement_rules import RecordingNode, error_of
 from tests.support.module.switchable_envoy import SwitchableEnvoy, run_switchable
 from tests.support.small_disk import small_disk
 from tests.support.tidb_sim_clients import RawClient, error_code
-from tests.support.traffic.captured import (
+from tests.support.traffic.capture_reader import (
     CapturedRecord,
     capture,
     capture_files,
