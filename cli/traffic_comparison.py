@@ -44,9 +44,9 @@ MaxRatio = Annotated[
 
 def compare(
     old: Annotated[
-        Path, typer.Argument(metavar="A", help="The results of the old server: of a replay, or a capture.")
+        Path, typer.Argument(metavar="OLD", help="The results of the old server: of a replay, or a capture.")
     ],
-    new: Annotated[Path, typer.Argument(metavar="B", help="The results of the new server.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The results of the new server.")],
     max_ratio: MaxRatio = None,
     results_must_match: Annotated[
         bool, typer.Option("--results-must-match", help="With --max-ratio: differing results count, too.")

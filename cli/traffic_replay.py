@@ -59,7 +59,7 @@ def replay(
         _Text,
         typer.Option(
             metavar="N|SECONDSs",
-            help="Record no results of so many statements at the beginning, or of so many seconds (10s).",
+            help="Do not record the results of the first N statements, or of the first seconds (10s).",
         ),
     ] = None,
     max_connections: Annotated[
@@ -81,7 +81,7 @@ def replay(
         bool, typer.Option("--dry-run", help="Say what would be replayed, without connecting.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where a replay into the same --output ended.")
+        bool, typer.Option("--resume", help="Continue the replay of the same --output that has ended early.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

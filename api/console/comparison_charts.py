@@ -11,12 +11,12 @@ from controlplane.model.comparison import Comparison, DigestComparison, Finding
 from controlplane.verification.verdict import is_slower, ranked_digests
 
 INTERVAL_WIDTH = 100
-"""Width of the charts of ratios, in their own units."""
+"""Width of the charts of ratios, in SVG user units."""
 SCATTER_WIDTH, SCATTER_HEIGHT = 480, 320
 
 _MAX_DIGESTS = 200  # on a page
 _MIN_RATIO_RANGE = 2.0  # the scale reaches at least from 1/2 to 2
-_MAX_RATIO_RANGE = 64.0  # intervals beyond are cut
+_MAX_RATIO_RANGE = 64.0  # the scale reaches at most from 1/64 to 64; longer intervals are cut
 _MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = 72, 24, 12, 42
 
 
@@ -87,7 +87,10 @@ class Scatter:
 def comparison_values(
     comparison: Comparison, findings: Sequence[Finding], max_ratio: float, digest_count: int = 0
 ) -> Mapping[str, Any]:
-    """Return the values of the template `_comparison.html`; `digest_count` if the comparison is shortened."""
+    """Return the values of the template `_comparison.html`.
+
+    `digest_count`: that of the whole comparison, if this one is shortened.
+    """
     ranked = ranked_digests(comparison)
     scale = _ratio_scale(ranked, max_ratio)
     rows = [_digest_row(entry, max_ratio, scale) for entry in ranked[:_MAX_DIGESTS]]
@@ -117,7 +120,7 @@ def _digest_row(entry: DigestComparison, max_ratio: float, scale: LogScale) -> D
 
 
 def _ratio_scale(entries: Iterable[DigestComparison], max_ratio: float) -> LogScale:
-    """Return a scale in whose middle the ratio 1 is."""
+    """Return a scale with the ratio 1 in the middle."""
     values = [value for entry in entries for value in (entry.ratio, entry.ratio_low, entry.ratio_high)]
     positive = [value for value in values if value is not None and value > 0]
     distances = [max(value, 1 / value) for value in positive]

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from api.console import charts, comparison_charts, formatting
 from api.problems import ProblemError, ProblemKind
 from controlplane.model.nodes import State
-from controlplane.verification.texts import format_microseconds, format_ratio
+from controlplane.verification.texts import DIGEST_DIGITS, NO_DIGEST, format_microseconds, format_ratio
 from controlplane.version import VERSION
 
 router = APIRouter(include_in_schema=False)
@@ -92,6 +92,8 @@ _templates.globals |= {
     "version": VERSION,
     "State": State,
     "charts": charts,
+    "DIGEST_DIGITS": DIGEST_DIGITS,
+    "NO_DIGEST": NO_DIGEST,
     "INTERVAL_WIDTH": comparison_charts.INTERVAL_WIDTH,
     "SCATTER_WIDTH": comparison_charts.SCATTER_WIDTH,
     "SCATTER_HEIGHT": comparison_charts.SCATTER_HEIGHT,

@@ -16,6 +16,13 @@ def _status(engine: Engine) -> CaptureStatus:
     return CaptureStatus.model_validate(engine.cluster.capture())
 
 
+def _audited_status(engine: Engine, request: Request) -> CaptureStatus:
+    """Return the status of the capture that the request has changed, which the audit log names."""
+    status = _status(engine)
+    request.state.audit_subject = status.capture and status.capture.name
+    return status
+
+
 @router.get(
     "/v1/traffic/capture",
     summary="Show the running or last capture of the traffic of clients",
@@ -49,9 +56,7 @@ async def start_capture(engine: EngineDep, body: StartCaptureRequest, request: R
         users=body.users,
         groups=body.groups,
     )
-    status = _status(engine)
-    request.state.audit_subject = status.capture and status.capture.name
-    return status
+    return _audited_status(engine, request)
 
 
 @router.delete(
@@ -63,6 +68,4 @@ async def start_capture(engine: EngineDep, body: StartCaptureRequest, request: R
 )
 async def stop_capture(engine: EngineDep, request: Request) -> CaptureStatus:
     await engine.captures.stop()
-    status = _status(engine)
-    request.state.audit_subject = status.capture and status.capture.name
-    return status
+    return _audited_status(engine, request)

@@ -51,7 +51,7 @@ class CaptureOperations:
             if group not in known_groups:
                 raise UnknownGroup(group)
 
-        def started(intents: Intents) -> Intents:
+        def add_capture(intents: Intents) -> Intents:
             now = self._clock()
             capture = Capture(
                 name or time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)),
@@ -63,7 +63,7 @@ class CaptureOperations:
             )
             return intent_changes.start_capture(intents, capture)
 
-        await self._operations.apply(started)
+        await self._operations.apply(add_capture)
 
     async def stop(self) -> None:
         """Stop the running capture, if there is one."""

@@ -52,7 +52,7 @@ _LOGS = {
 
 _CAPTURE_COUNTS = {
     "records": "Records that the present or last capture of traffic has written.",
-    "dropped": "Records that are missing in it, because the disk was slow or full.",
+    "dropped": "Records that are missing in it, because the disk was slow or full, or a request too long.",
     "filtered": "Statements that it left out, because they hold secrets.",
     "bytes": "Bytes of its files.",
     "write_errors": "Failed attempts to write its files.",

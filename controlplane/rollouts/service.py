@@ -280,7 +280,7 @@ class RolloutService:
     ) -> None:
         key = VerificationKey(rollout.id, address, rollout.steps[address].since)
 
-        def choose_nodes() -> VerificationRequest:
+        def build_request() -> VerificationRequest:
             plan, current = self._cluster_state().plan, self._repository.get(rollout.id)
             return VerificationRequest(
                 node=address,
@@ -294,7 +294,7 @@ class RolloutService:
         if not self._verification_runner.is_known(key):
             settings = self._settings
             self._verification_runner.start(
-                tasks, key, choose_nodes, lambda: settings().rollouts.verification, term
+                tasks, key, build_request, lambda: settings().rollouts.verification, term
             )
 
     def _verifying(self) -> set[VerificationKey]:

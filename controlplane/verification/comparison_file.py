@@ -20,5 +20,5 @@ def parse_comparison(text: str | bytes) -> Comparison:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the text"
-        raise InvalidComparison(f"this is not a comparison of replays: {place}: {first['msg']}") from None
+        field = ".".join(map(str, first["loc"])) or "the text"
+        raise InvalidComparison(f"this is not a comparison of replays: {field}: {first['msg']}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controlplane.model.comparison import ComparisonTotals, DigestComparison
 
 DIGEST_DIGITS = 12
-"""So many digits of a digest are shown."""
+"""How many digits of a digest are shown."""
 NO_DIGEST = "commands without a statement"
 
 _MAX_TEXT_CHARS = 120  # of a statement in a message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from controlplane.model.comparison import (
@@ -16,7 +16,7 @@ from controlplane.model.comparison import (
 )
 from controlplane.verification.texts import format_microseconds, format_ratio, name_statement
 
-# An error is new if its code is more than this many times as frequent as on the old server.
+# An error is new if more than this many times as many pairs have it on the new server only as on the old one.
 _MAX_ERROR_RATIO = 2
 _MAX_MISSING_SHARE = 0.01
 # What a stored report keeps. It is a part of its rollout's record, which is written as a whole.
@@ -41,17 +41,17 @@ def judge(
         *_differing_results(comparison, is_blocking=results_must_match),
         *(_missing_statements(comparison) if is_same_replay else ()),
     ]
-    return tuple(sorted(findings, key=lambda finding: not finding.is_blocking))
+    return _blocking_first(findings)
 
 
 def needs_confirmation(findings: tuple[Finding, ...]) -> bool:
-    """Return whether all that blocks are slower digests: among many digests, a few are slower by chance."""
+    """Return whether only slower digests block: among many digests, a few are slower by chance."""
     blocking = [finding for finding in findings if finding.is_blocking]
     return bool(blocking) and all(finding.kind is FindingKind.SLOWER for finding in blocking)
 
 
 def confirm(first: tuple[Finding, ...], second: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Return the findings of a second replay; digests that are slower only in one of both do not block."""
+    """Return the findings of a second replay. Digests block as slower only if they were so in both."""
     slower_before = {finding.digest for finding in first if finding.kind is FindingKind.SLOWER}
     findings = [
         replace(finding, is_blocking=False)
@@ -59,11 +59,11 @@ def confirm(first: tuple[Finding, ...], second: tuple[Finding, ...]) -> tuple[Fi
         else finding
         for finding in second
     ]
-    return tuple(sorted(findings, key=lambda finding: not finding.is_blocking))
+    return _blocking_first(findings)
 
 
 def is_new_error(error: ErrorChange) -> bool:
-    """Return whether a digest gets an error that it gets less than half as often on the old server."""
+    """Return whether more than twice as many pairs have it on the new server only as on the old server."""
     return error.count > _MAX_ERROR_RATIO * error.other_count
 
 
@@ -122,6 +122,10 @@ def shorten_report(report: VerificationReport) -> VerificationReport:
         findings=report.findings[:_MAX_REPORT_DIGESTS],
         digest_count=len(comparison.digests),
     )
+
+
+def _blocking_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda finding: not finding.is_blocking))
 
 
 def _new_errors(comparison: Comparison) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from sandbox.tidb_cluster import TidbCluster
 from tests.support.soak import SOAK
 from tests.support.tidb.deterministic_load import fill_table, open_session, run_sessions, table_checksum
 from tests.support.tidb.node_operations import drain, undrain
-from tests.support.traffic.captured import capture_files, read_results
+from tests.support.traffic.capture_reader import capture_files, read_results
 
 SESSIONS = 500 if SOAK else 24
 STEPS = 1_270 if SOAK else 60

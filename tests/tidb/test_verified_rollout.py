@@ -15,7 +15,7 @@ from sandbox.tidb_cluster import TidbCluster
 from tests.support.e2e.restart_action import get_rollout, start_rollout, wait_for_phase, wait_for_rollout
 from tests.support.slow_relay import SlowStatementRelay
 from tests.support.tidb.sessions import connect_directly, query_rows
-from tests.support.traffic.capture_files import Capture
+from tests.support.traffic.capture_writer import Capture
 from tests.support.traffic.replay_program import require_replay_program
 from tests.tidb.conftest import STACK_SETTINGS
 

@@ -126,8 +126,8 @@ METRICS = (
     _same("tiproxy_traffic_outbound_bytes", 'tidevoy_bytes_total{direction="to_node"}', "bytes to nodes"),
     MetricMatch("tiproxy_traffic_outbound_packets", "", ""),
     MetricMatch("tiproxy_traffic_cross_location_bytes", "", "`tidevoy_bytes_total` by Envoy and node"),
-    MetricMatch("tiproxy_replay_pending_cmds", "", "Tidevoy does not replay traffic"),
-    MetricMatch("tiproxy_replay_wait_time", "", "Tidevoy does not replay traffic"),
+    MetricMatch("tiproxy_replay_pending_cmds", "", "`tidevoy traffic replay` prints its progress"),
+    MetricMatch("tiproxy_replay_wait_time", "", "`tidevoy traffic replay` prints its progress"),
 )
 
 ALERTS = (

@@ -27,8 +27,8 @@ from controlplane.verification.verdict import confirm, judge, needs_confirmation
 _COMPARE_TIMEOUT_SECONDS = 600.0
 _THREADS = ThreadPool("verification files", 1)
 _BASELINE_NODE_FILE = "node"
-# With more failures on the old node, the capture does not fit its data or the user, and shows nothing.
-_MAX_OLD_ERROR_SHARE = 0.5
+# Reads that fail on the old node as well compare nothing.
+_MAX_FAILED_SHARE = 0.5
 
 
 class VerificationFailed(Exception):
@@ -40,7 +40,7 @@ class VerificationRequest:
     """Which nodes are compared, and how."""
 
     node: str
-    baseline: str | None  # the old node; None: the stored results of an old one
+    baseline: str | None  # the old node; None: compare with the last results of an old node
     group: str  # of both
     capture: str
     max_ratio: float
@@ -87,7 +87,7 @@ def remove_results(directory: Path, rollout_ids: Sequence[str]) -> None:
 async def _verify(
     request: VerificationRequest, settings: VerificationSettings, now: float
 ) -> VerificationReport:
-    """Compare the nodes; if digests are slower, once more."""
+    """Compare the nodes. If digests are slower and nothing else is worse, compare them once more."""
     report = await _compare(request, settings, now)
     if needs_confirmation(report.findings):
         first = report.findings
@@ -103,26 +103,30 @@ async def _compare(
     if settings.directory is None:
         raise VerificationFailed("rollouts.verification.directory is not set any more")
     capture = settings.directory / request.capture
-    new, old = request.directory / "new", request.directory / f"old-{quote(request.group, safe='')}"
-    fresh_old = old.with_name(f"{old.name}.fresh")
-    await _THREADS.run(_prepare, request.directory, new, fresh_old)
-    outputs = {request.node: new} | ({request.baseline: fresh_old} if request.baseline is not None else {})
-    if request.baseline is None and not old.is_dir():
+    node_results = request.directory / "new"
+    old_results = request.directory / f"old-{quote(request.group, safe='')}"
+    pending_old_results = old_results.with_name(f"{old_results.name}.fresh")
+    await _THREADS.run(_prepare, request.directory, node_results, pending_old_results)
+    outputs = {request.node: node_results}
+    if request.baseline is not None:
+        outputs[request.baseline] = pending_old_results
+    elif not old_results.is_dir():
         raise VerificationFailed(
             "no old node of its group is in service, and there are no results of an old node of this rollout"
         )
     try:
         await _replay(program, capture, outputs, settings)
         if request.baseline is not None:
-            await _THREADS.run(_replace_baseline, fresh_old, old, request.baseline)
-        baseline = await _THREADS.run((old / _BASELINE_NODE_FILE).read_text)
+            await _THREADS.run(_replace_results, pending_old_results, old_results, request.baseline)
+        baseline = await _THREADS.run((old_results / _BASELINE_NODE_FILE).read_text)
         file = request.directory / "comparison.json"
-        problem = await _run(program, compare_arguments(old, new, file), _COMPARE_TIMEOUT_SECONDS)
+        arguments = compare_arguments(old_results, node_results, file)
+        problem = await _run(program, arguments, _COMPARE_TIMEOUT_SECONDS)
         if problem:
             raise VerificationFailed(f"the comparison with {baseline} {problem}")
         return await _THREADS.run(_judge, request, settings, baseline, file, now)
     finally:
-        await _THREADS.run(_remove, new, fresh_old)
+        await _THREADS.run(_remove, node_results, pending_old_results)
 
 
 async def _replay(
@@ -178,11 +182,10 @@ def _judge(
     if not comparison.totals.pairs:
         after_warm_up = f" after a warm-up of {settings.warm_up} statements" if settings.warm_up else ""
         raise VerificationFailed(f"no read of {request.capture} ran on both nodes{after_warm_up}")
-    errors, pairs = comparison.totals.old.errors, comparison.totals.pairs
-    if errors > _MAX_OLD_ERROR_SHARE * pairs:
+    if comparison.totals.old.errors > _MAX_FAILED_SHARE * comparison.totals.pairs:
         raise VerificationFailed(
-            f"{errors} of {pairs} reads of {request.capture} failed on the old node {baseline}, so the"
-            f" comparison shows nothing; may the user {settings.user} read what the capture reads?"
+            f"{comparison.totals.old.errors} of {comparison.totals.pairs} reads failed on {baseline};"
+            f" check the privileges of the user {settings.user}, and the age of the capture"
         )
     findings = judge(comparison, request.max_ratio, is_same_replay=True)
     return VerificationReport(
@@ -200,7 +203,7 @@ def _remove(*directories: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _replace_baseline(fresh: Path, old: Path, node: str) -> None:
-    (fresh / _BASELINE_NODE_FILE).write_text(node)
-    _remove(old)
-    fresh.rename(old)
+def _replace_results(pending: Path, results: Path, node: str) -> None:
+    (pending / _BASELINE_NODE_FILE).write_text(node)
+    _remove(results)
+    pending.rename(results)

@@ -47,13 +47,13 @@ class VerificationRunner:
         self,
         tasks: asyncio.TaskGroup,
         key: VerificationKey,
-        choose_nodes: Callable[[], VerificationRequest],
+        build_request: Callable[[], VerificationRequest],
         settings: Callable[[], VerificationSettings],
         term: int,
     ) -> None:
-        """Start a verification; the end of `term` cancels it. It waits until others have ended."""
+        """Start a verification once those before it have ended; the end of `term` cancels it."""
         name = f"verification of {key.address}"
-        task = tasks.create_task(self._run(key, choose_nodes, settings, term), name=name)
+        task = tasks.create_task(self._run(key, build_request, settings, term), name=name)
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._on_end(key))
 
@@ -67,13 +67,13 @@ class VerificationRunner:
     async def _run(
         self,
         key: VerificationKey,
-        choose_nodes: Callable[[], VerificationRequest],
+        build_request: Callable[[], VerificationRequest],
         settings: Callable[[], VerificationSettings],
         term: int,
     ) -> None:
         async with self._lock:
             log.info("a node is verified", node=key.address, rollout=key.rollout)
-            work = _run_verification(choose_nodes, settings, self._clock())
+            work = _run_reporting_errors(build_request, settings, self._clock())
             result = await run_during_term(work, self._term, term)
         if result is not None:
             self.results[key] = result
@@ -83,13 +83,13 @@ class VerificationRunner:
         self._wake.set()
 
 
-async def _run_verification(
-    choose_nodes: Callable[[], VerificationRequest],
+async def _run_reporting_errors(
+    build_request: Callable[[], VerificationRequest],
     settings: Callable[[], VerificationSettings],
     now: float,
 ) -> VerificationResult:
     try:
-        return await verification.run_verification(choose_nodes(), settings(), now)
+        return await verification.run_verification(build_request(), settings(), now)
     except Exception as error:
         log.error("a verification failed with an internal error", exc_info=error)
         return VerificationResult(f"internal error ({type(error).__name__})")

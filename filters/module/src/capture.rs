@@ -1,9 +1,9 @@
-//! The capture of traffic: the commands of clients and what came of them, in files from which they can be replayed.
+//! The capture of traffic: the commands of clients and their results, in files from which they can be replayed.
 //!
 //! The control plane starts and ends a capture by the live configuration. Workers move the commands of sessions
 //! ([`session`]) into a bounded queue ([`queue`]), and one thread ([`writer`]) encodes ([`encoder`]) and writes them
-//! ([`files`]), so that a client never waits for the disk. What the queue has no room for is lost, counted, and marked in the files.
-//! Statements that may hold secrets ([`secrets`]) are left out.
+//! ([`files`]), so that a client never waits for the disk. Commands for which the queue has no room are dropped,
+//! counted, and marked in the files. Statements that may hold secrets ([`secrets`]) are left out.
 
 mod command;
 mod encoder;
@@ -44,7 +44,7 @@ pub(crate) struct ActiveCapture {
 pub(crate) struct CaptureCounts {
     /// Written to the files.
     pub(crate) records: AtomicU64,
-    /// Lost: the disk was too slow or full, or a request was too long.
+    /// Lost: the disk was too slow or full, a request was too long, or a session ended before its command.
     pub(crate) dropped: AtomicU64,
     /// Left out, since they may hold secrets.
     pub(crate) filtered: AtomicU64,
@@ -55,13 +55,13 @@ pub(crate) struct CaptureCounts {
     pub(crate) is_active: AtomicBool,
 }
 
-/// None: nothing is captured.
+/// The running capture.
 static CURRENT: RwLock<Option<Arc<ActiveCapture>>> = RwLock::new(None);
 
-/// Changes with each start and end of a capture, so that workers need no lock to know. Even: nothing is captured.
+/// Changes with each start and end of a capture, so that workers notice them without a lock. Even: nothing is captured.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// The present or last capture: what the control plane has published, and its state. Only Envoy's main thread uses it.
+/// The running or last capture: what the control plane has published, and its state. Only Envoy's main thread uses it.
 static LATEST: Mutex<Option<Latest>> = Mutex::new(None);
 
 struct Latest {
@@ -71,7 +71,7 @@ struct Latest {
     writer: Receiver<()>,
 }
 
-/// How long the end of Envoy may be delayed until all records are written.
+/// How long a shutdown of Envoy may be delayed until all records are written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Whether traffic is captured. Called for each read from a client, so it must be cheap.
@@ -84,7 +84,7 @@ pub(crate) fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// The capture that runs. None: there is none.
+/// The running capture.
 pub(crate) fn current() -> Option<Arc<ActiveCapture>> {
     CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
@@ -111,7 +111,8 @@ pub(crate) fn configure(wanted: Option<CaptureConfig>) {
     }
 }
 
-/// Ends the capture if its time is over, or if its files have reached their limit. Called periodically on Envoy's main thread.
+/// Ends the capture if its time is over, or if its files have reached their limit. Called periodically on Envoy's main
+/// thread.
 pub(crate) fn end_if_due() {
     let latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
     let is_due = |latest: &Latest| {
@@ -132,7 +133,7 @@ pub(crate) fn shut_down() {
     }
 }
 
-/// Calls `put` with the end of the present or last capture, in milliseconds since 1970, and its counts.
+/// Calls `put` with the end of the running or last capture, in milliseconds since 1970, and its counts.
 pub(crate) fn report(put: impl FnOnce(u64, &CaptureCounts)) {
     let latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(latest) = &*latest {
@@ -179,7 +180,7 @@ impl ActiveCapture {
         u64::from(self.process) << 32 | id & u64::from(u32::MAX)
     }
 
-    /// Returns whether the command will be written.
+    /// Queues a command for the writer. Returns whether it was queued.
     fn push(&self, command: EndedCommand) -> bool {
         let pushed = self.shared.queue.push(command);
         if pushed == Pushed::Dropped {

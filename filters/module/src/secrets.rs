@@ -1,10 +1,10 @@
-//! Statements whose texts may hold secrets, such as passwords and the keys of storage. Their literals are neither logged
-//! nor captured.
+//! Statements whose texts may hold secrets, such as passwords and the keys of storage. Their literals are neither
+//! logged nor captured.
 
 use mysql_proto::secret::SecretBytes;
 
-/// The first words of statements that hold passwords, URLs with keys, or the text of another statement. TiDB hides parts
-/// of most of them in its own logs (pingcap/tidb v8.5.3, `SecureText` in `pkg/parser/ast`).
+/// The first words of statements that hold passwords, URLs with keys, or the text of another statement. TiDB hides
+/// parts of most of them in its own logs (pingcap/tidb v8.5.3, `SecureText` in `pkg/parser/ast`).
 const KINDS: [&[&str]; 11] = [
     &["create", "user"],
     &["alter", "user"],

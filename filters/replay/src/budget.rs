@@ -1,5 +1,5 @@
-//! Limits what waits for the sessions. One limit for all: with a limit of its own, a session that waits for a lock could
-//! keep the replay from reaching the statement that gives the lock back.
+//! Limits the records that wait for sessions. The limit is for all sessions together: with a limit for each, a session
+//! that waits for a lock could keep the replay from reaching the statement that releases the lock.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! How far a replay has come. Sessions run beside one another, so records end in another order than they are read.
+//! How far a replay has come. Sessions run concurrently, so records end in another order than they are read.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -36,16 +36,16 @@ fn list(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// What a replay continues behind. The order of records is the same for each reading of the same input.
+/// Where a replay continues. The same input always gives the records in the same order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Checkpoint {
     version: u32,
     pub(crate) inputs: Vec<PathBuf>,
-    /// So many records, from the first one on, are done.
+    /// The number of records, from the first one on, that are all done.
     pub(crate) records: u64,
     /// The last one of them, to see whether the input is still the same.
     pub(crate) last: Option<RecordKey>,
-    /// For sessions of which more is done: the time of the last record that is done.
+    /// For sessions that are further: the time of their last record that is done.
     pub(crate) sessions: HashMap<u64, i64>,
     pub(crate) totals: Totals,
 }

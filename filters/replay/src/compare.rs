@@ -6,7 +6,7 @@ use traffic_files::compare::compare_directories;
 
 use crate::options::CompareOptions;
 
-/// Prints the comparison as JSON, and writes it to a file.
+/// Writes the comparison as JSON to a file, or to standard output.
 pub(crate) fn run(options: &CompareOptions) -> Result<(), String> {
     let comparison = compare_directories(std::slice::from_ref(&options.old), std::slice::from_ref(&options.new));
     let comparison = comparison.map_err(|error| error.to_string())?;

@@ -20,7 +20,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a read that waits looks whether the replay is to end.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const READ_BYTES: usize = 32 * 1024;
-/// A buffer above this size is given back when a response has ended.
+/// A buffer above this size is freed when a response has ended.
 const MAX_IDLE_BUFFER: usize = 256 * 1024;
 
 /// Why a connection was not made, or was lost.

@@ -29,7 +29,7 @@ pub(crate) struct DryRun {
 pub(crate) fn run(options: &RunOptions) -> Result<DryRun, TrafficError> {
     let mut input = Input::open(&options.input)?;
     let mut found = DryRun::default();
-    // As if only reads were asked for, and as if all were.
+    // Two states per session: of a replay of reads only, and of a replay of everything.
     let mut sessions: HashMap<u64, [SessionState; 2]> = HashMap::new();
     for statement in input.by_ref() {
         let statement = statement?;

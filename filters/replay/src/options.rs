@@ -36,7 +36,7 @@ pub(crate) struct RunOptions {
     pub(crate) pace: PaceOptions,
     #[command(flatten)]
     pub(crate) selection: SelectionOptions,
-    /// Connections at the same time; a session more takes the place of the one that has been idle longest
+    /// Connections at the same time; at the limit, a new session ends the one that has been idle longest
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_connections: u32,
     /// Reads that run at the same time; without it, as many as connections
@@ -48,7 +48,7 @@ pub(crate) struct RunOptions {
     /// Read the input and say what a replay would do, without connecting
     #[arg(long, conflicts_with = "resume")]
     pub(crate) dry_run: bool,
-    /// Go on where an earlier replay into the same output directory ended
+    /// Continue the replay whose output directory this is
     #[arg(long)]
     pub(crate) resume: bool,
     /// Print the summary as JSON
@@ -124,7 +124,7 @@ pub(crate) struct CompareOptions {
     pub(crate) old: PathBuf,
     /// The results of a replay on the new server
     pub(crate) new: PathBuf,
-    /// Write the comparison to this file, too
+    /// Write the comparison to this file instead of standard output
     #[arg(long)]
     pub(crate) json: Option<PathBuf>,
 }

@@ -16,8 +16,8 @@ pub(crate) struct Prepared {
     parameters: usize,
     /// Its id at the target. None: it is not prepared there.
     id: Option<u32>,
-    /// The types of the parameters, as a client has sent them last. Empty: unknown. Clients may leave them out when they
-    /// execute a statement again.
+    /// The types of the parameters, as a client has sent them last. Empty: unknown. Clients may leave them out when
+    /// they execute a statement again.
     types: Vec<u8>,
     has_target_types: bool,
 }

@@ -125,8 +125,8 @@ fn statement_kind(statement: &[u8], normalizer: &mut Normalizer) -> StatementKin
 /// Functions that change something outside of the session.
 const CHANGING_FUNCTIONS: [&[u8]; 5] = [b"get_lock", b"release_lock", b"release_all_locks", b"nextval", b"setval"];
 
-/// Variables of the whole server that TiDB also sets without `GLOBAL` (pingcap/tidb `pkg/sessionctx/variable/sysvar.go`,
-/// `ScopeInstance`; `pkg/executor/set.go`, `setSysVariable`).
+/// Variables of the whole server that TiDB also sets without `GLOBAL` (pingcap/tidb
+/// `pkg/sessionctx/variable/sysvar.go`, `ScopeInstance`; `pkg/executor/set.go`, `setSysVariable`).
 const SERVER_VARIABLES: &str = "\
     ddl_slow_threshold max_connections plugin_audit_log_buffer_size plugin_audit_log_flush_interval plugin_dir \
     plugin_load tidb_check_mb4_value_in_utf8 tidb_config tidb_enable_collect_execution_info tidb_enable_ddl \

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
+use traffic_files::compare::TEXTS_FILE;
 use traffic_files::gzip::gzip_member;
 use traffic_files::names::{Kind, file_name};
 use traffic_files::result::{self, ResultLine};
@@ -21,9 +22,8 @@ use crate::totals::Totals;
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(5);
 const TERMINAL_INTERVAL: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// So many bytes of lines are written before it is time for a checkpoint.
+/// Bytes of unwritten lines at which the next checkpoint is made early.
 const MAX_UNSAVED_BYTES: usize = 1 << 20;
-const TEXTS_FILE: &str = "statements.json";
 /// The error of a statement whose connection was lost (CR_SERVER_LOST).
 pub(crate) const SERVER_LOST: u16 = 2013;
 

@@ -32,7 +32,7 @@ use crate::totals::Totals;
 
 /// Reports of sessions that wait for the recorder.
 const MAX_REPORTS: usize = 10_000;
-/// A record goes to its session so long before its time. The session then waits on its own.
+/// How long before its time a record goes to its session, which then waits for the time.
 const AHEAD: Duration = Duration::from_secs(1);
 const SUMMARY_FILE: &str = "summary.json";
 
@@ -84,7 +84,7 @@ struct Settings {
     selection: crate::options::SelectionOptions,
 }
 
-/// Replays the input. An error is returned if nothing was begun; later ones are in the summary.
+/// Replays the input. Errors before the first statement are returned; later ones are in the summary.
 pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, ReplayError> {
     let target = Target::new(&options.target)?;
     let input = Input::open(&options.input)?;
@@ -101,7 +101,7 @@ pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, Rep
         warnings: Warnings::default(),
         failure: Failure::default(),
     };
-    // What is wrong with the server or the account is an error at once.
+    // A wrong address or account is reported before anything is written.
     match Connection::open(&context.target, b"", &context.stop) {
         Ok(connection) => connection.quit(),
         Err(source) => return Err(ReplayError::Unreachable { target: context.target.name.clone(), source }),
@@ -193,9 +193,11 @@ impl Drop for CloseWhenDropped {
     }
 }
 
-/// What the input lacks.
+/// What is missing in the input.
 struct Missing {
+    /// Records that the capture has lost.
     dropped: u64,
+    /// Entries of slow logs of which a part is missing.
     incomplete: u64,
 }
 

@@ -26,8 +26,8 @@ use crate::skip::SkipReason;
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 const FIRST_RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 const MAX_RECONNECT_PAUSE: Duration = Duration::from_secs(1);
-/// Errors of the login that may pass: too many connections, the server shuts down.
-const PASSING_ERRORS: [u16; 2] = [1040, 1053];
+/// Errors of the login after which it is tried again: ER_CON_COUNT_ERROR, ER_SERVER_SHUTDOWN.
+const TRANSIENT_ERRORS: [u16; 2] = [1040, 1053];
 
 /// What a session does with a record.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +37,8 @@ pub(crate) enum Task {
         due: Option<Instant>,
         is_recorded: bool,
     },
-    /// It only learns from the record. None: it was reported already.
+    /// It does not run the record, but keeps what the record changes in the session's state. None: the record was
+    /// reported already.
     Remember(Option<SkipReason>),
 }
 
@@ -258,7 +259,7 @@ impl<'a> Session<'a> {
             match &error {
                 ConnectionError::Stopped => return Err(Outcome::Unknown),
                 ConnectionError::Login(LoginError::Refused { code, .. })
-                    if is_last || !PASSING_ERRORS.contains(code) =>
+                    if is_last || !TRANSIENT_ERRORS.contains(code) =>
                 {
                     return Err(Outcome::Failed(*code));
                 }

@@ -16,7 +16,8 @@ use crate::session::{Session, SessionStatus, Task, Work};
 /// A session needs little: the largest item is the buffer for a read.
 const STACK_BYTES: usize = 256 * 1024;
 const WAIT_INTERVAL: Duration = Duration::from_millis(1);
-const TRANSACTION_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a session that waits for a connection leaves an idle one its open transaction.
+const IDLE_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 struct Handle {
     work: Sender<Work>,
@@ -78,14 +79,15 @@ impl<'scope, 'env> Sessions<'scope, 'env> {
         Ok(Handle { work: sender, status })
     }
 
-    /// Waits until another session may begin. A session that has nothing to do gives its place; after a while, also one
-    /// with an open transaction, since its next statement may be behind the one that waits.
+    /// Waits until another session may begin. The session that has been idle longest outside of a transaction is ended
+    /// for it; after a while, also one within a transaction, since its next statement may come in the input after the
+    /// one that waits.
     fn make_room(&mut self) {
-        let patience = Instant::now() + TRANSACTION_PATIENCE;
+        let timeout = Instant::now() + IDLE_TRANSACTION_TIMEOUT;
         while self.context.counters.live_sessions.load(Ordering::Acquire) >= self.max {
             let idle = self.open.iter().filter(|(_, handle)| {
                 let is_in_transaction = handle.status.is_in_transaction.load(Ordering::Relaxed);
-                handle.status.queued.load(Ordering::Acquire) == 0 && (!is_in_transaction || Instant::now() > patience)
+                handle.status.queued.load(Ordering::Acquire) == 0 && (!is_in_transaction || Instant::now() > timeout)
             });
             let longest = idle.min_by_key(|(_, handle)| handle.status.last_used.load(Ordering::Relaxed));
             // Otherwise a session is ending already.

@@ -11,7 +11,7 @@ pub(crate) enum SkipReason {
     Filtered,
     /// Only reads were asked for, and it may write.
     MayWrite,
-    /// It would end sessions or servers that have nothing to do with the captured ones, or begin a stream of binlogs.
+    /// It would end sessions or servers that are not those of the capture, or start a binlog stream.
     NeverReplayed,
     /// It executes a prepared statement of which the capture has no text.
     UnknownStatement,

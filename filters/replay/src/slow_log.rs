@@ -1,8 +1,9 @@
-//! Reads TiDB's slow log (pingcap/tidb `pkg/sessionctx/variable/slow_log.go`, `SlowLogFormat`; `pkg/executor/adapter.go`,
-//! `FormatSQL`; `pkg/types/datum.go`, `datumsToString`).
+//! Reads TiDB's slow log (pingcap/tidb `pkg/sessionctx/variable/slow_log.go`, `SlowLogFormat`;
+//! `pkg/executor/adapter.go`, `FormatSQL`; `pkg/types/datum.go`, `datumsToString`).
 //!
-//! An entry has lines `# Key: value`, perhaps `use db;`, and the statement in one line, which ends with a semicolon. TiDB
-//! replaces line breaks and tabs in the statement by spaces, and cuts what is longer than `tidb_query_log_max_len`.
+//! An entry has lines `# Key: value`, perhaps `use db;`, and the statement in one line, which ends with a semicolon.
+//! TiDB replaces line breaks and tabs in the statement by spaces, and cuts what is longer than
+//! `tidb_query_log_max_len`.
 
 use std::io::{self, BufRead};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The wish that the replay ends: a signal, or a failure. Threads that wait see it at once.
+//! The request to end the replay, because of a signal or a failure. Threads that sleep wake up at once.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ impl Stop {
         self.is_requested.load(Ordering::Acquire)
     }
 
-    /// Whether the running statements have had their time.
+    /// Whether running statements must not be waited for any longer.
     pub(crate) fn is_overdue(&self) -> bool {
         self.lock().is_some_and(|since| since.elapsed() >= GRACE)
     }

@@ -38,7 +38,7 @@ impl RowsChecksum {
         self.sum
     }
 
-    /// Begins anew, for the next command.
+    /// Resets it for the next command.
     pub fn clear(&mut self) {
         self.sum = 0;
         if let Some(partial) = &mut self.partial {

@@ -1,8 +1,8 @@
 //! Files of captured traffic.
 //!
 //! `traffic-<time>.log.gz` has TiProxy's native format: what clients sent, in the order in which the commands ended.
-//! `results-<time>.jsonl.gz` beside it has a JSON line for each of its records: latency, error, rows and their checksum.
-//! A replay writes results files, too, so that results can be compared.
+//! `results-<time>.jsonl.gz` beside it has a JSON line for each of its records: latency, error, rows and their
+//! checksum. A replay writes results files, too, so that results can be compared.
 //!
 //! Encoding and decoding do no I/O: [`record`], [`result`], [`names`], [`meta`], [`checksum`], [`gzip`].
 //! Readers: [`directory`], and [`merge`] for several directories. [`compare`] compares results of the same statements.

@@ -97,14 +97,14 @@ impl<I: Iterator<Item = Result<Statement, TrafficError>>> Merge<I> {
                     let Some(statement) = source.read()? else {
                         continue;
                     };
-                    self.wait(statement);
+                    self.enqueue(statement);
                 }
                 _ => return Ok(self.take_first()),
             }
         }
     }
 
-    fn wait(&mut self, statement: Statement) {
+    fn enqueue(&mut self, statement: Statement) {
         let record = &statement.record;
         let texts = record.payload.len() + record.prepared_text.as_ref().map_or(0, Vec::len);
         let bytes = texts + STATEMENT_BYTES;

@@ -13,7 +13,7 @@ from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from tests.support.controlplane.cli_process import CliResult, run_tidevoy
 from tests.support.tidb_sim_clients import session_rules
-from tests.support.traffic.capture_files import Capture
+from tests.support.traffic.capture_writer import Capture
 from tests.support.traffic.replay_program import require_replay_program
 
 UNUSED_URL = "http://127.0.0.1:1"  # no control plane is needed

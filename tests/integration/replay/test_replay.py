@@ -24,7 +24,7 @@ from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTlsFiles
 from tests.support.clients.server import PemFiles
 from tests.support.tidb_sim_clients import connect_driver, session_rules
-from tests.support.traffic.capture_files import Capture
+from tests.support.traffic.capture_writer import Capture
 from tests.support.traffic.replay_program import Replay, replay_command, require_replay_program, run_replay
 
 SERVER_LOST = 2013

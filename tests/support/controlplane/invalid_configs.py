@@ -10,9 +10,9 @@ _QUOTING_HINT = (
     " needs quotes"
 )
 _TOP_LEVEL_KEYS = (
-    "pd, nodes, sql, backend, limits, statements, tls, health, balance, groups, zones, backup, drain, module,"
-    " migration, rebalance, rollouts, overload, envoy_health, end, xds, api, replicas, log, state_dir,"
-    " allow_unauthenticated"
+    "pd, nodes, sql, backend, limits, statements, capture, tls, health, balance, groups, zones, backup,"
+    " drain, module, migration, rebalance, rollouts, overload, envoy_health, end, xds, api, replicas, log,"
+    " state_dir, allow_unauthenticated"
 )
 
 

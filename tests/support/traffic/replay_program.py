@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from controlplane.programs import find_program
-from tests.support.traffic.capture_files import read_results
+from tests.support.traffic.capture_writer import read_results
 
 TIMEOUT_SECONDS = 60.0
 

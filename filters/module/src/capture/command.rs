@@ -23,18 +23,18 @@ static RUNNING: LazyLock<Arc<Budget>> = LazyLock::new(|| Budget::new(MAX_RUNNING
 /// A command that runs, and will be captured when it has ended.
 pub(crate) struct CapturedCommand {
     command: Command,
-    /// What follows the command in its message, without query attributes.
+    /// The message without its first byte, the command, and without query attributes.
     content: SecretBytes,
     /// For a long content, while the command runs. After that, the queue limits the memory.
     reservation: Option<Reservation>,
     /// When it arrived, in nanoseconds since 1970.
     time: i64,
     since: Instant,
-    /// The statement that it names, or that it has prepared.
+    /// The id of the prepared statement that it uses or has prepared.
     prepared_id: Option<u32>,
     /// The text of the prepared statement that it executes.
     prepared_text: Option<Arc<[u8]>>,
-    /// None: the writer identifies it.
+    /// None: the encoder identifies it by its text.
     statement: Option<Arc<Statement>>,
     rows: RowReader,
     checksum: RowsChecksum,
@@ -147,7 +147,7 @@ impl CapturedCommand {
         }
     }
 
-    /// False: the long commands that run take too much memory together.
+    /// False: the long commands that run exceed [`MAX_RUNNING_BYTES`] together.
     pub(super) fn reserve_memory(&mut self) -> bool {
         if self.content.len() < MIN_COUNTED_BYTES {
             return true;

@@ -15,7 +15,7 @@ const MAX_STATEMENTS: usize = 5_000;
 /// Bytes of their texts.
 const MAX_TEXT_BYTES: usize = 4 << 20;
 
-/// What the statement begins with that restores the states of a session.
+/// The beginning of the statement that restores the states of a session.
 const SET_STATES: &[u8] = b"SET SESSION_STATES '";
 
 /// The highest number of statements in one text. Longer texts are left out.
@@ -48,9 +48,9 @@ impl Batch {
     }
 }
 
-/// What is known about a normalized text.
+/// What follows from a normalized text.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct TextInfo {
     digest: Digest,
     secrecy: Secrecy,
 }
@@ -59,22 +59,23 @@ struct Known {
 pub(super) struct Encoder {
     normalizer: Normalizer,
     /// By normalized text.
-    known: HashMap<Box<[u8]>, Known>,
+    known: HashMap<Box<[u8]>, TextInfo>,
     known_bytes: usize,
-    /// Connections whose states may hold a secret. Without the states, their commands would mean something else.
-    refused: HashSet<u64>,
+    /// Connections whose restored states may hold a secret. All their commands are left out, since without the states
+    /// they would have another meaning.
+    excluded: HashSet<u64>,
 }
 
 impl Encoder {
     /// Adds a command. False: it is left out, since it may hold a secret, or follows states that may.
     pub(super) fn add(&mut self, command: &EndedCommand, batch: &mut Batch) -> bool {
-        if !self.refused.is_empty() && self.is_refused(command) {
+        if !self.excluded.is_empty() && self.is_excluded(command) {
             return false;
         }
         let mut digest = command.statement.as_ref().map(|statement| statement.digest);
         if matches!(command.command, Command::Query | Command::Prepare) {
             if command.content.starts_with(SET_STATES) && self.have_secret(&command.content) {
-                self.refused.insert(command.connection);
+                self.excluded.insert(command.connection);
                 return false;
             }
             let Some(found) = self.digest_unless_hidden(&command.content) else { return false };
@@ -109,10 +110,10 @@ impl Encoder {
         true
     }
 
-    fn is_refused(&mut self, command: &EndedCommand) -> bool {
+    fn is_excluded(&mut self, command: &EndedCommand) -> bool {
         match command.command {
-            Command::Quit => self.refused.remove(&command.connection),
-            _ => self.refused.contains(&command.connection),
+            Command::Quit => self.excluded.remove(&command.connection),
+            _ => self.excluded.contains(&command.connection),
         }
     }
 
@@ -136,13 +137,13 @@ impl Encoder {
         states.is_none_or(|json| states_have_secret(&json, |text| self.digest_unless_hidden(text).is_none()))
     }
 
-    fn identify(&mut self, text: &[u8]) -> Known {
+    fn identify(&mut self, text: &[u8]) -> TextInfo {
         let normalized = self.normalizer.normalize(text);
         if let Some(known) = self.known.get(normalized) {
             return *known;
         }
         let secrecy = Secrecy::of(&String::from_utf8_lossy(normalized));
-        let known = Known { digest: sql_text::digest(normalized), secrecy };
+        let known = TextInfo { digest: sql_text::digest(normalized), secrecy };
         if self.known.len() >= MAX_STATEMENTS || self.known_bytes + normalized.len() > MAX_TEXT_BYTES {
             self.known.clear();
             self.known_bytes = 0;

@@ -19,18 +19,18 @@ const DIRECTORY_MODE: u32 = 0o700;
 /// The size of a traffic file, before compression, after which the next pair begins.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// Writes batches. After an error, the same batch can be written again: no part of it is left in the files.
+/// Writes batches. After an error, the same batch can be written again: no part of it stays in the files.
 pub(super) struct CaptureFiles {
     directory: PathBuf,
     started_at: SystemTime,
     pair: Option<OpenPair>,
-    /// The time in the last names: no name is used twice.
+    /// The time in the names that were used last. The next one is later, so that no name is used twice.
     named_at: SystemTime,
     /// Of all closed and open files.
     bytes: u64,
     records: u64,
     filtered: u64,
-    /// Lent to [`gzip_member`].
+    /// A buffer for the next gzip member, kept to save allocations.
     member: Vec<u8>,
 }
 
@@ -39,7 +39,7 @@ struct OpenPair {
     results: OpenFile,
     /// Before compression.
     traffic_bytes: u64,
-    /// A part of a batch is at the end of a file. Readers accept that only if the file is still open.
+    /// An incomplete batch is at the end of a file. Readers accept that only if the name ends in `.open`.
     is_torn: bool,
 }
 
@@ -102,14 +102,14 @@ impl CaptureFiles {
                 Ok(())
             }
             Err(error) => {
-                // If this fails, too, the next pair begins, and readers stop at what is left of the batch.
-                pair.is_torn = pair.traffic.cut().and(pair.results.cut()).is_err();
+                // If this fails, too, the next pair begins, and readers stop at the incomplete batch.
+                pair.is_torn = pair.traffic.truncate().and(pair.results.truncate()).is_err();
                 Err(error)
             }
         }
     }
 
-    /// Gives the files the names that they keep.
+    /// Renames the open files to their final names.
     ///
     /// # Errors
     /// Readers find all files nevertheless.
@@ -174,7 +174,7 @@ impl OpenFile {
     }
 
     /// Removes what was written of an incomplete batch.
-    fn cut(&self) -> io::Result<()> {
+    fn truncate(&self) -> io::Result<()> {
         self.file.set_len(self.length)
     }
 }

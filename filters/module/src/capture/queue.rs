@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use super::command::EndedCommand;
 
-/// Bytes of the commands that may wait, about a second of a busy Envoy on a disk that stands still.
+/// Bytes of the commands that may wait: about a second of a busy Envoy while the disk hangs.
 const MAX_QUEUE_BYTES: usize = 32 << 20;
 
-/// The writer is woken when so many bytes wait; before, it comes by itself after some time.
+/// The number of waiting bytes at which the writer is woken. With fewer, it wakes up by itself after some time.
 const WAKE_BYTES: usize = 4 << 20;
 
 /// What the writer takes from the queue.
 pub(super) enum Entry {
     Command(EndedCommand),
-    /// So many commands are lost here.
+    /// The number of commands that are missing here.
     Dropped(u64),
 }
 
@@ -90,8 +90,8 @@ impl CommandQueue {
         self.changed.notify_one();
     }
 
-    /// Exchanges `entries`, which must be empty, for those that wait: at the latest after `timeout`, or when there are
-    /// many. Returns whether the queue is closed, so that no more will come.
+    /// Exchanges `entries`, which must be empty, for the waiting ones: when there are [`WAKE_BYTES`], and after
+    /// `timeout` at the latest. Returns whether the queue is closed, so that no more will come.
     pub(super) fn take(&self, entries: &mut Vec<Entry>, timeout: Duration) -> bool {
         let is_waiting = |state: &mut QueueState| state.bytes < WAKE_BYTES && !state.is_closed;
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, is_waiting);

@@ -13,10 +13,10 @@ use crate::secrets;
 pub(crate) enum Secrecy {
     /// All of them.
     Secret,
-    /// Those whose text says so: it contains another statement, or sets a variable.
+    /// Those whose text has a suspicious word: they contain another statement, or set a variable.
     ByText,
-    /// Those that have the words of a statement with a secret, perhaps mistyped. All other literals are data of the
-    /// application.
+    /// Those with a word that stands before secrets in TiDB's syntax, such as a mistyped `CREATE USER`. All other
+    /// literals are data of the application.
     Open,
 }
 
@@ -49,16 +49,17 @@ fn has_word_of_statement(text: &[u8]) -> bool {
     WORDS.iter().any(|word| text.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word)))
 }
 
-/// Whether exported states hold a secret: in the text of a prepared statement, or in a user variable. `json`: the states
-/// (pingcap/tidb `pkg/sessionctx/sessionstates/session_states.go`). Those that cannot be read may hold one.
-pub(super) fn states_have_secret(json: &[u8], mut secrecy_of: impl FnMut(&[u8]) -> bool) -> bool {
+/// Whether exported states hold a secret: in the text of a prepared statement, or in a user variable. `json`: the
+/// states (pingcap/tidb `pkg/sessionctx/sessionstates/session_states.go`). Invalid JSON may hold one. `is_hidden`:
+/// whether a text must be left out.
+pub(super) fn states_have_secret(json: &[u8], mut is_hidden: impl FnMut(&[u8]) -> bool) -> bool {
     let Ok(states) = serde_json::from_slice::<States>(json) else { return true };
     let has_secret = |text: &str| {
         let decoded = [HEXLOWER_PERMISSIVE.decode(text.as_bytes()), BASE64.decode(text.as_bytes())];
         secrets::has_secret_word(text.as_bytes())
             || decoded.iter().flatten().any(|bytes| secrets::has_secret_word(bytes))
     };
-    states.prepared_statements.values().any(|prepared| secrecy_of(prepared.text.as_bytes()))
+    states.prepared_statements.values().any(|prepared| is_hidden(prepared.text.as_bytes()))
         || states.user_variables.values().any(|value| any_text(value, &has_secret))
 }
 

@@ -19,30 +19,31 @@ pub(crate) struct SessionCapture {
     connection: u64,
     /// The time of the last command, in nanoseconds since 1970: times in a session increase.
     last_time: i64,
-    /// The session's state before its next command is in the files. Until then, commands are left out.
+    /// The records that restore the session's states are queued. Until then, commands are left out.
     has_begun: bool,
-    /// Those of the last command.
+    /// The names of the last command, which the next one shares if they are the same.
     names: Arc<SharedNames>,
-    /// COM_QUIT is in the files.
+    /// COM_QUIT was captured.
     has_quit: bool,
 }
 
 impl SessionCapture {
-    /// `id`: of the client's connection to this Envoy. `last_time`: of its last command in this capture; 0: there is none.
+    /// `id`: of the client's connection to this Envoy. `last_time`: of the session's last captured command; 0: there is
+    /// none.
     pub(crate) fn new(active: Arc<ActiveCapture>, id: u64, last_time: i64) -> Self {
         let connection = active.connection(id);
         active.counts().waiting.fetch_add(1, Ordering::Relaxed);
         Self { active, connection, last_time, has_begun: false, names: Arc::default(), has_quit: false }
     }
 
-    /// The session has run nothing yet: its only state is the database.
+    /// Begins with a session that has run nothing yet: its only state is the database.
     pub(crate) fn begin(&mut self, names: &SessionNames<'_>) {
         if names.database.is_empty() || self.add_command(Command::InitDb, names.database, names) {
             self.set_begun();
         }
     }
 
-    /// Whether the session's state is in the files, so that its commands follow.
+    /// Whether the session's states are captured, so that its commands can follow.
     pub(crate) fn has_begun(&self) -> bool {
         self.has_begun
     }
@@ -51,8 +52,8 @@ impl SessionCapture {
         self.last_time
     }
 
-    /// `packets`: the statements that restore the states of the session. If there is no room for all of them, the session
-    /// has not begun.
+    /// Begins with an open session. `packets`: the statements that restore its states. If the queue has no room for all
+    /// of them, the session has not begun.
     pub(crate) fn begin_with_states(&mut self, packets: &[u8], names: &SessionNames<'_>) {
         let mut rest = packets;
         let mut payload = SecretBytes::default();
@@ -75,8 +76,8 @@ impl SessionCapture {
         self.active.counts().waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A command has arrived. None: it is not captured. `content`: what follows the command. `is_hidden`: it may hold a
-    /// secret.
+    /// A command has arrived. None: it is not captured. `content`: the message without its first byte, the command.
+    /// `is_hidden`: it may hold a secret.
     pub(crate) fn start(
         &mut self,
         command: Command,
@@ -116,7 +117,7 @@ impl SessionCapture {
         self.active.count_dropped();
     }
 
-    /// The command has ended. Returns whether it will be written.
+    /// The command has ended. Returns whether it was queued.
     pub(crate) fn end(&mut self, ended: CapturedCommand, outcome: CommandOutcome, names: &SessionNames<'_>) -> bool {
         if self.names.as_names() != *names {
             self.names = SharedNames::new(names);
@@ -131,7 +132,7 @@ impl SessionCapture {
         }
     }
 
-    /// Adds a command that the client has not sent. Returns whether it will be written.
+    /// Adds a command that the client has not sent. Returns whether it was queued.
     fn add_command(&mut self, command: Command, content: &[u8], names: &SessionNames<'_>) -> bool {
         let added = CapturedCommand::new(command, content, self.next_time(), Instant::now());
         self.end(added, CommandOutcome::Silent, names)

@@ -1,5 +1,6 @@
-//! The states of a session that has begun before a capture of traffic. When its next command arrives, the session is held,
-//! its node exports the states, and they become the first commands that are captured of the session. It does not move.
+//! Exports the states of a session that is already open when a capture of traffic starts. Its next command is held
+//! while its node exports the states, which become the first captured commands of the session. The session does not
+//! migrate.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,10 +17,10 @@ use super::traffic::Traffic;
 use crate::node::SessionState;
 use crate::{clock, states_memory};
 
-/// Time until an export is tried again that the node has refused, or that gave nothing that can be restored. It doubles
-/// with each attempt.
+/// Time until an export is tried again, if the node has rejected it or the states cannot be restored. It doubles with
+/// each attempt.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_secs(10);
-const LONGEST_RETRY_INTERVAL: Duration = Duration::from_secs(300);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The export of one session.
 #[derive(Default)]
@@ -36,7 +37,7 @@ pub(super) struct SessionExport {
 
 struct RunningExport {
     answer: StateExport,
-    /// The states were received, and the node undoes what their export has changed.
+    /// The states were received, and the node undoes what the export has changed in the session.
     is_undoing: bool,
 }
 
@@ -131,7 +132,7 @@ impl Session {
     }
 
     fn delay_next_export(&self) {
-        let interval = (2 * self.export.retry_interval.get()).clamp(FIRST_RETRY_INTERVAL, LONGEST_RETRY_INTERVAL);
+        let interval = (2 * self.export.retry_interval.get()).clamp(FIRST_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
         self.export.retry_interval.set(interval);
         self.export.retry_at.set(clock::now() + interval);
     }

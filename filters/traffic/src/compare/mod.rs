@@ -23,7 +23,7 @@ use latency::{LogRatios, Ratio};
 use pairing::{DigestId, Pairing};
 
 /// The texts of statements, which a replay writes into its directory.
-const TEXTS: &str = "statements.json";
+pub const TEXTS_FILE: &str = "statements.json";
 
 /// The normalized texts of digests.
 pub type Texts = HashMap<[u8; 32], String>;
@@ -215,7 +215,7 @@ impl Iterator for Results {
 
 /// Reads the texts that a replay has written into its directory. Adds none if there are none.
 pub fn read_texts(directory: &Path, texts: &mut Texts) -> Result<(), TrafficError> {
-    let file = directory.join(TEXTS);
+    let file = directory.join(TEXTS_FILE);
     let json = match fs::read(&file) {
         Ok(json) => json,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

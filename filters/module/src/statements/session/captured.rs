@@ -1,4 +1,4 @@
-//! What a session has to do with a capture of traffic.
+//! How the statements of a session take part in a capture of traffic.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl SessionStatements {
         let (id, names) = (client.connection.id, SessionNames { user: &client.user, database: &self.database, node });
         let before = self.capture.take();
         for command in &mut self.commands {
-            command.capture = CaptureState::No; // it belongs to another capture, or precedes the states
+            command.capture = CaptureState::No; // it began before this capture, or before the states are captured
         }
         self.capture = match (active, before) {
             (Some(active), before) => {
@@ -104,7 +104,7 @@ impl SessionStatements {
     ) {
         let Some(capture) = &mut self.capture else { return };
         if self.has_attributes && command == Command::Execute {
-            return; // the files have no place for attributes of parameters, so the command is lost
+            return; // the format has no place for query attributes, so the command is counted as lost
         }
         let content = match text_range(payload, self.has_attributes) {
             Some(range) if command == Command::Query => &payload[range],
@@ -112,7 +112,7 @@ impl SessionStatements {
         };
         let newest = self.commands.back_mut().filter(|newest| newest.command == command);
         let since = newest.as_ref().and_then(|newest| newest.since).unwrap_or_else(Instant::now);
-        // The writer looks at all other texts.
+        // The encoder checks all other texts.
         let is_hidden = about.prepared.as_ref().is_some_and(|prepared| prepared.known.secrecy.hides(&prepared.text));
         let captured = capture.start(command, content, since, is_hidden);
         let Some(mut captured) = captured else {
@@ -124,7 +124,7 @@ impl SessionStatements {
         match newest {
             Some(newest) => newest.capture = CaptureState::Yes(captured),
             None => {
-                // It has no response, and has ended already.
+                // The command has no response, and has ended already.
                 let Some(client) = &self.client else { return };
                 let names = SessionNames { user: &client.user, database: &self.database, node };
                 capture.end(*captured, CommandOutcome::Silent, &names);

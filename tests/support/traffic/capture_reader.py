@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import time
 from dataclasses import dataclass
@@ -46,18 +47,16 @@ def capture_files(directory: Path, name: str = "test") -> list[Path]:
 
 def read_records(file: Path) -> list[CapturedRecord]:
     """Read a traffic file up to the end of its last whole gzip member."""
-    content, records = _decompress(file), []
-    while content:
+    content, records = io.BytesIO(_decompress(file)), []
+    while line := content.readline():
         keys: dict[str, str] = {}
         while "Payload_len" not in keys:
-            line, _, content = content.partition(b"\n")
-            key, colon, value = line.decode().removeprefix("# ").partition(": ")
+            key, colon, value = line.decode().rstrip("\n").removeprefix("# ").partition(": ")
             assert line[:2].decode() + colon == "# : ", line
             keys[key] = value
-        length = int(keys["Payload_len"])
-        payload, content = content[:length], content[length:]
-        assert content[:1] == b"\n"
-        content = content[1:]
+            line = b"" if key == "Payload_len" else content.readline()
+        payload = content.read(int(keys["Payload_len"]))
+        assert content.read(1) == b"\n"
         records.append(
             CapturedRecord(
                 keys["Time"],
@@ -84,11 +83,11 @@ def read_all_records(directory: Path, name: str = "test") -> list[CapturedRecord
 
 
 def _decompress(file: Path) -> bytes:
-    content = b""
+    content = bytearray()
     with gzip.open(file) as stream:
         try:
-            while piece := stream.read(65536):
+            while piece := stream.read(1 << 20):
                 content += piece
         except EOFError:
             assert file.suffix == ".open", file
-    return content
+    return bytes(content)
