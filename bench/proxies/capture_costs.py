@@ -27,6 +27,7 @@ from bench.proxies.workloads import OnlyOption, ProxyWorkload, select_workloads
 from bench.revisions import ModuleBuild
 from cli.output import show_json
 from sandbox import tidb_binaries
+from sandbox.child_process import ProcessFailed
 from sandbox.tidb_binaries import TidbBinaries
 
 _BLOCKS = 120
@@ -92,10 +93,21 @@ def _capturing(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncContext
     @asynccontextmanager
     async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
         settings = {"capture": {"directory": str(site.directory / "captures")}}
-        async with envoy_starter(build, settings)(site) as proxy:
-            async with httpx2.AsyncClient(base_url=proxy.api, trust_env=False) as api:
-                answer = await api.post("/v1/traffic/capture", json={"duration_seconds": _CAPTURE_SECONDS})
-                answer.raise_for_status()
+        async with (
+            envoy_starter(build, settings)(site) as proxy,
+            httpx2.AsyncClient(base_url=proxy.api, trust_env=False) as api,
+        ):
+            answer = await api.post("/v1/traffic/capture", json={"duration_seconds": _CAPTURE_SECONDS})
+            answer.raise_for_status()
             yield proxy
+            await _check_complete(api)
 
     return start
+
+
+async def _check_complete(api: httpx2.AsyncClient) -> None:
+    """Raise ProcessFailed if records are missing: a capture that loses them would look cheap."""
+    status = (await api.get("/v1/traffic/capture")).json()
+    dropped = sum(envoy["dropped"] or 0 for envoy in status["envoys"])
+    if dropped:
+        raise ProcessFailed("the capture", f"has lost {dropped} records", "")
