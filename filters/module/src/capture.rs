@@ -89,7 +89,7 @@ pub(crate) fn current() -> Option<Arc<ActiveCapture>> {
     CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Applies the published configuration. None: nothing is to be captured. Called on Envoy's main thread.
+/// Applies the published configuration; None ends the running capture. Called on Envoy's main thread.
 pub(crate) fn configure(wanted: Option<CaptureConfig>) {
     if envoy_abi::module::validating() {
         return;

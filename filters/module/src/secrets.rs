@@ -56,10 +56,15 @@ pub(crate) fn is_secret_kind(normalized: &str) -> bool {
 
 /// Whether a text has a word that often stands next to a secret.
 pub(crate) fn has_secret_word(text: &[u8]) -> bool {
+    has_word(text, &WORDS)
+}
+
+/// Whether a text has one of these words, which are in lower case.
+pub(crate) fn has_word(text: &[u8], words: &[&str]) -> bool {
     let mut lowercase = SecretBytes::from(text);
     lowercase.make_ascii_lowercase();
     let lowercase = String::from_utf8_lossy(&lowercase);
-    WORDS.iter().any(|word| lowercase.contains(word))
+    words.iter().any(|word| lowercase.contains(word))
 }
 
 #[cfg(test)]

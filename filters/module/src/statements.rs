@@ -16,6 +16,7 @@ mod window;
 pub(crate) use collector::StatementCollector;
 pub(crate) use rows::Statement;
 pub(crate) use session::{ClientConnection, MAX_STATEMENTS, SessionStatements};
+pub(crate) use shared::Shared;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -35,6 +35,22 @@ pub enum Command {
     Other = 0xff,
 }
 
+impl Command {
+    /// Whether the command names a prepared statement, by an id in 4 bytes behind the command.
+    #[must_use]
+    pub const fn names_statement(self) -> bool {
+        matches!(
+            self,
+            Self::Execute
+                | Self::BulkExecute
+                | Self::SendLongData
+                | Self::CloseStatement
+                | Self::ResetStatement
+                | Self::Fetch
+        )
+    }
+}
+
 impl From<u8> for Command {
     fn from(byte: u8) -> Self {
         match byte {

@@ -56,7 +56,8 @@ pub trait CommandObserver {
     fn on_result_ended(&mut self, _outcome: CommandOutcome, _size: ResultSize, _is_in_transaction: bool) {}
     /// The node has prepared the statement of the oldest command under this id.
     fn on_prepared(&mut self, _statement: u32) {}
-    /// Whether [`Self::on_row_bytes`] is to be called. Asked for each piece of a result, so it must be cheap.
+    /// Whether the observer wants [`Self::on_row_bytes`]. The tracker asks for each piece of a result, so this must be
+    /// cheap.
     fn wants_rows(&self) -> bool {
         false
     }

@@ -235,15 +235,7 @@ impl CommandTracker {
         }
         // A server answers an empty message as it answers an unknown command.
         let command = prefix.first().map_or(Command::Other, |byte| Command::from(*byte));
-        let statement = match command {
-            Command::Execute
-            | Command::BulkExecute
-            | Command::SendLongData
-            | Command::CloseStatement
-            | Command::ResetStatement
-            | Command::Fetch => query::statement_id(prefix).unwrap_or(0),
-            _ => 0,
-        };
+        let statement = if command.names_statement() { query::statement_id(prefix).unwrap_or(0) } else { 0 };
         self.sending = ClientMessage::Command;
         observer.on_command_started(command);
         if response_shape(command) == ResponseShape::Stream || !self.outstanding.push(command, statement) {

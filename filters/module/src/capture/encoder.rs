@@ -1,6 +1,6 @@
 //! Encodes commands for the files, and leaves out those that may hold secrets.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use mysql_proto::command::Command;
 use sql_text::{Digest, Normalizer};
@@ -9,17 +9,10 @@ use traffic_files::result::{self, ResultRef};
 
 use super::command::EndedCommand;
 use super::secrets::{Secrecy, states_have_secret};
-
-/// Statements whose digests are remembered.
-const MAX_STATEMENTS: usize = 5_000;
-/// Bytes of their texts.
-const MAX_TEXT_BYTES: usize = 4 << 20;
+use crate::statements::{MAX_STATEMENTS, Shared};
 
 /// The beginning of the statement that restores the states of a session.
 const SET_STATES: &[u8] = b"SET SESSION_STATES '";
-
-/// The highest number of statements in one text. Longer texts are left out.
-const MAX_STATEMENTS_IN_TEXT: usize = 1_000;
 
 /// Records, in order, encoded for both files.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -55,15 +48,20 @@ struct TextInfo {
     secrecy: Secrecy,
 }
 
-#[derive(Default)]
 pub(super) struct Encoder {
     normalizer: Normalizer,
     /// By normalized text.
-    known: HashMap<Box<[u8]>, TextInfo>,
-    known_bytes: usize,
+    texts: Shared<TextInfo>,
     /// Connections whose restored states may hold a secret. All their commands are left out, since without the states
     /// they would have another meaning.
     excluded: HashSet<u64>,
+}
+
+impl Default for Encoder {
+    fn default() -> Self {
+        // Nothing refers to an entry, so a full cache is emptied.
+        Self { normalizer: Normalizer::default(), texts: Shared::new(|_| false), excluded: HashSet::new() }
+    }
 }
 
 impl Encoder {
@@ -118,19 +116,20 @@ impl Encoder {
         }
     }
 
-    /// The digest of the first statement, if there is one. None: a statement of the text may hold a secret.
+    /// The digest of the first statement, if there is one. None: a statement of the text may hold a secret, or there are
+    /// too many statements to look at.
     fn digest_unless_hidden(&mut self, text: &[u8]) -> Option<Option<Digest>> {
         let mut first = None;
         let mut statements = sql_text::statements(text);
-        for text in statements.by_ref().take(MAX_STATEMENTS_IN_TEXT) {
-            let known = self.identify(&text);
+        for text in statements.by_ref().take(MAX_STATEMENTS) {
+            let info = self.identify(&text);
             // Names of variables within states, such as block_encryption_mode, are no sign of a secret.
             let is_hidden =
-                if text.starts_with(SET_STATES) { self.have_secret(&text) } else { known.secrecy.hides(&text) };
+                if text.starts_with(SET_STATES) { self.have_secret(&text) } else { info.secrecy.hides(&text) };
             if is_hidden {
                 return None;
             }
-            first.get_or_insert(known.digest);
+            first.get_or_insert(info.digest);
         }
         statements.next().is_none().then_some(first)
     }
@@ -143,18 +142,12 @@ impl Encoder {
 
     fn identify(&mut self, text: &[u8]) -> TextInfo {
         let normalized = self.normalizer.normalize(text);
-        if let Some(known) = self.known.get(normalized) {
-            return *known;
-        }
-        let secrecy = Secrecy::of(&String::from_utf8_lossy(normalized));
-        let known = TextInfo { digest: sql_text::digest(normalized), secrecy };
-        if self.known.len() >= MAX_STATEMENTS || self.known_bytes + normalized.len() > MAX_TEXT_BYTES {
-            self.known.clear();
-            self.known_bytes = 0;
-        }
-        self.known_bytes += normalized.len();
-        self.known.insert(normalized.into(), known);
-        known
+        self.texts.get(normalized).unwrap_or_else(|| {
+            let secrecy = Secrecy::of(&String::from_utf8_lossy(normalized));
+            let info = TextInfo { digest: sql_text::digest(normalized), secrecy };
+            self.texts.add(normalized, &info);
+            info
+        })
     }
 }
 
@@ -193,7 +186,7 @@ mod tests {
 
     #[test]
     fn texts_with_a_secret_anywhere_are_left_out() {
-        let many = "select 1;".repeat(MAX_STATEMENTS_IN_TEXT) + "create user u identified by 'x'";
+        let many = "select 1;".repeat(MAX_STATEMENTS) + "create user u identified by 'x'";
         let after_states = "SET SESSION_STATES '{}'; create user u identified by 'x'";
         let texts =
             [after_states, "select 1; create user u identified by 'x'", &many, "create user u identified by 'x'"];
@@ -217,17 +210,5 @@ mod tests {
         ];
         let (lines, left_out) = results(&commands);
         assert_eq!((lines.lines().count(), left_out), (2, 3));
-    }
-
-    #[test]
-    fn remembered_statements_are_bounded() {
-        let mut encoder = Encoder::default();
-        for number in 0..2 * MAX_STATEMENTS {
-            encoder.identify(format!("select a{number}").as_bytes());
-            assert!(encoder.known.len() <= MAX_STATEMENTS);
-        }
-        encoder.identify(format!("select {}", "a,".repeat(MAX_TEXT_BYTES)).as_bytes());
-        encoder.identify(b"select 1");
-        assert!(encoder.known.len() <= 2 && encoder.known_bytes <= 4 * MAX_TEXT_BYTES);
     }
 }

@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use crate::secrets;
 
+/// Words that stand before a password, or a key of storage, in statements of TiDB.
+const SYNTAX_WORDS: [&str; 3] = ["identified", "access-key", "access_key"];
+
 /// Whether statements with the same normalized text may hold secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Secrecy {
@@ -38,15 +41,9 @@ impl Secrecy {
         match self {
             Self::Secret => true,
             Self::ByText => secrets::has_secret_word(text),
-            Self::Open => has_word_of_statement(text),
+            Self::Open => secrets::has_word(text, &SYNTAX_WORDS),
         }
     }
-}
-
-/// Whether a text has words that stand before a password, or a key of storage, in statements of TiDB.
-fn has_word_of_statement(text: &[u8]) -> bool {
-    const WORDS: [&[u8]; 3] = [b"identified", b"access-key", b"access_key"];
-    WORDS.iter().any(|word| text.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word)))
 }
 
 /// Whether exported states hold a secret: in the text of a prepared statement, or in a user variable. `json`: the

@@ -98,15 +98,7 @@ impl SessionCapture {
             self.active.count_dropped();
             return None;
         }
-        let names_statement = matches!(
-            command,
-            Command::Execute
-                | Command::SendLongData
-                | Command::CloseStatement
-                | Command::ResetStatement
-                | Command::Fetch
-        );
-        if names_statement {
+        if command.names_statement() {
             captured.set_prepared_id(content.first_chunk().map(|id| u32::from_le_bytes(*id)));
         }
         Some(Box::new(captured))

@@ -165,7 +165,7 @@ impl SessionStatements {
     fn may_use_database(&self, start: RequestStart<'_>) -> bool {
         let Some(text) = known_text(start.content, self.has_attributes) else { return true };
         let is_whole = 1 + start.content.len() == start.length;
-        sql_text::may_begin_with(text, b"use") || text.contains(&b';') || (self.may_send_several && !is_whole)
+        may_select_database(text) || (self.may_send_several && !is_whole)
     }
 
     pub(crate) fn on_command_started(&mut self, command: Command) {
@@ -257,7 +257,7 @@ impl SessionStatements {
     ) {
         let payload = request.payload();
         let Some(command) = payload.first().map(|command| Command::from(*command)) else { return };
-        let prepared = names_statement(command).then(|| self.prepared(&payload).cloned()).flatten();
+        let prepared = command.names_statement().then(|| self.prepared(&payload).cloned()).flatten();
         let content = match command {
             Command::CloseStatement => {
                 statement_id(&payload).and_then(|id| self.prepared.remove(&id));
@@ -292,10 +292,10 @@ impl SessionStatements {
         }
     }
 
-    /// The statements of a COM_QUERY. Empty: nobody needs to know them, and none of them selects a database.
+    /// The statements of a COM_QUERY. If they need not be identified and none selects a database, the result is empty.
     fn runs(&self, collector: &StatementCollector, text: &[u8]) -> Vec<Run> {
         let identifies = self.is_collecting() && super::identifies_statements();
-        if !identifies && !sql_text::may_begin_with(text, b"use") && !text.contains(&b';') {
+        if !identifies && !may_select_database(text) {
             return Vec::new();
         }
         let keeps_texts = identifies && statement_log::keeps_texts();
@@ -454,17 +454,9 @@ impl SessionStatements {
     }
 }
 
-/// Whether a command names a prepared statement.
-fn names_statement(command: Command) -> bool {
-    matches!(
-        command,
-        Command::Execute
-            | Command::BulkExecute
-            | Command::SendLongData
-            | Command::CloseStatement
-            | Command::ResetStatement
-            | Command::Fetch
-    )
+/// Whether one of the statements of a text may be a `USE`.
+fn may_select_database(text: &[u8]) -> bool {
+    sql_text::may_begin_with(text, b"use") || text.contains(&b';')
 }
 
 /// Whether a node forgets the prepared statements of a session with this command.

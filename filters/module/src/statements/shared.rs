@@ -1,4 +1,4 @@
-//! A cache of objects that the sessions of a worker share.
+//! A cache of objects by text, such as those that the sessions of a worker share.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ const MAX_BYTES: usize = 8 * 1024 * 1024;
 const MAX_TEXT_BYTES: usize = 1024 * 1024;
 
 /// A cache of objects by text. When it is full, it drops the objects that nothing else refers to.
-pub(super) struct Shared<T> {
+pub(crate) struct Shared<T> {
     objects: HashMap<Box<[u8]>, T>,
     text_bytes: usize,
     /// Whether something outside of the cache refers to an object.
@@ -17,16 +17,16 @@ pub(super) struct Shared<T> {
 }
 
 impl<T: Clone> Shared<T> {
-    pub(super) fn new(is_used: fn(&T) -> bool) -> Self {
+    pub(crate) fn new(is_used: fn(&T) -> bool) -> Self {
         Self { objects: HashMap::new(), text_bytes: 0, is_used }
     }
 
-    pub(super) fn get(&self, text: &[u8]) -> Option<T> {
+    pub(crate) fn get(&self, text: &[u8]) -> Option<T> {
         self.objects.get(text).cloned()
     }
 
     /// Adds an object, if there is room.
-    pub(super) fn add(&mut self, text: &[u8], object: &T) {
+    pub(crate) fn add(&mut self, text: &[u8], object: &T) {
         if text.len() > MAX_TEXT_BYTES {
             return;
         }

@@ -132,7 +132,7 @@ impl SessionStatements {
         }
     }
 
-    /// Whether [`Self::on_row_bytes`] is to be called.
+    /// Whether the oldest command is captured, so that it needs [`Self::on_row_bytes`].
     pub(crate) fn wants_rows(&self) -> bool {
         self.capture.is_some()
             && self.commands.front().is_some_and(|oldest| matches!(oldest.capture, CaptureState::Yes(_)))

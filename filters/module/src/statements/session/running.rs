@@ -35,7 +35,7 @@ pub(super) struct RunningCommand {
 pub(super) enum CaptureState {
     #[default]
     No,
-    /// It is to be captured as soon as its request is complete.
+    /// It will be captured when its request is complete.
     Awaited,
     Yes(Box<CapturedCommand>),
 }
