@@ -84,7 +84,7 @@ struct Settings {
     selection: crate::options::SelectionOptions,
 }
 
-/// Replays the input. Errors before the first statement are returned; later ones are in the summary.
+/// Replays the input. An error that prevents the first statement is returned; the summary has later errors.
 pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, ReplayError> {
     let target = Target::new(&options.target)?;
     let input = Input::open(&options.input)?;

@@ -6,7 +6,7 @@ use traffic_files::record::Record;
 
 use crate::options::SelectionOptions;
 
-/// What becomes of a record.
+/// What the replay does with a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
     Replay,

@@ -65,7 +65,8 @@ pub(crate) struct Session<'a> {
     state: SessionState,
     normalizer: Normalizer,
     connection: Option<Connection<'a>>,
-    /// The connection was lost within a transaction that has not ended in the capture.
+    /// The replay has lost its connection within a transaction, and has not reached the end of that transaction in the
+    /// capture.
     has_lost_transaction: bool,
 }
 

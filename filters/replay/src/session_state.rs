@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use data_encoding::BASE64;
 use mysql_proto::command::Command;
 use mysql_proto::query::LAST_PREPARED;
 use serde::Deserialize;
 use sql_text::Normalizer;
 use traffic_files::record::Record;
 
-use crate::prepared::{Prepared, decode_base64, with_id};
+use crate::prepared::{Prepared, with_id};
 use crate::reads::{PreparedReads, StatementKind, statement_kinds};
 use crate::skip::SkipReason;
 
@@ -193,7 +194,7 @@ impl SessionState {
             self.database = states.database.into_bytes();
         }
         for (id, statement) in states.prepared {
-            let types = decode_base64(&statement.types).unwrap_or_default();
+            let types = BASE64.decode(statement.types.as_bytes()).unwrap_or_default();
             let target_id = is_replayed.then_some(id);
             let prepared = Prepared::restored(statement.text.as_bytes(), types, target_id, &mut self.normalizer);
             if statement.name.is_empty() {

@@ -179,7 +179,6 @@ mod tests {
     use std::collections::HashMap;
     use std::path::Path;
 
-    use mysql_proto::command::Command;
     use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
     use super::*;
@@ -189,15 +188,7 @@ mod tests {
     const SECOND: i64 = 1_000_000_000;
 
     fn statement(connection: u64, time_ns: i64) -> Statement {
-        let record = Record {
-            time_ns,
-            connection,
-            command: Command::Query,
-            is_success: true,
-            prepared_id: None,
-            prepared_text: None,
-            payload: Vec::new(),
-        };
+        let record = Record::query(connection, time_ns, "");
         Statement { record, result: None, position: Position { file: Path::new("traffic").into(), offset: 0 } }
     }
 

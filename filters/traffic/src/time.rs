@@ -181,6 +181,8 @@ fn date_of_day(day: i64) -> (i64, u32, u32) {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use proptest::prelude::proptest;
 
     use super::*;
@@ -235,21 +237,23 @@ mod tests {
         assert!(parse_rfc3339(b"2028-02-29T00:00:00Z").is_some());
     }
 
-    /// Runs in a process of its own, whose zone `local_time_is_that_of_the_process` sets.
+    /// Compares with `date`, in the zone of this process, and in the other zones in processes of their own.
     #[test]
-    #[ignore = "needs the zone of Shanghai"]
-    fn local_time_is_that_of_shanghai() {
-        assert_eq!(local_offset_seconds(1_795_818_422_123_456_789), 8 * 3600);
-    }
-
-    #[test]
-    fn local_time_is_that_of_the_process() {
-        let has_zones = std::path::Path::new("/usr/share/zoneinfo/Asia/Shanghai").exists();
-        let zones = if has_zones { &["CST-8", ":Asia/Shanghai"][..] } else { &["CST-8"] };
-        for zone in zones {
-            let output = std::process::Command::new(std::env::current_exe().expect("path of this program"))
-                .args(["--quiet", "--ignored", "--exact", "time::tests::local_time_is_that_of_shanghai"])
+    fn local_time_is_that_of_the_system() {
+        const CHILD: &str = "TIDEVOY_TEST_CHILD";
+        let offset = Command::new("date").args(["--date=@1795818422", "+%:z"]).output().expect("date").stdout;
+        let local_noon = [b"2026-11-27T12:00:00", offset.trim_ascii()].concat();
+        let offset_ns =
+            parse_rfc3339(b"2026-11-27T12:00:00Z").zip(parse_rfc3339(&local_noon)).map(|(utc, local)| utc - local);
+        assert_eq!(Some(local_offset_seconds(1_795_818_422_123_456_789) * 1_000_000_000), offset_ns);
+        if std::env::var_os(CHILD).is_some() {
+            return;
+        }
+        for zone in ["CST-8", "NST3:30", ":Asia/Shanghai", "UTC"] {
+            let output = Command::new(std::env::current_exe().expect("path of this program"))
+                .args(["--quiet", "--exact", "time::tests::local_time_is_that_of_the_system"])
                 .env("TZ", zone)
+                .env(CHILD, "1")
                 .output();
             assert!(output.expect("process").status.success(), "{zone}");
         }

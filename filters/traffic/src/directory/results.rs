@@ -12,7 +12,8 @@ use crate::result::{self, Line, ResultLine};
 /// A longer line is not a result: names have at most 64 characters.
 const MAX_LINE: usize = 1 << 20;
 
-/// The results of one innermost directory, in the order of its files. Ends after the first error.
+/// Iterates over the results in the directory of one Envoy process, in the order of its files. It ends after the first
+/// error.
 pub struct ResultsReader {
     files: VecDeque<(PathBuf, FileName)>,
     current: Option<ResultsFile>,

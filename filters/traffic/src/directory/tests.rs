@@ -1,7 +1,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use mysql_proto::command::Command;
 use proptest::prelude::{ProptestConfig, any, prop, proptest};
 use tempfile::TempDir;
 
@@ -14,15 +13,7 @@ const FIRST: &str = "2026-11-27T22-27-02";
 const SECOND: &str = "2026-11-27T22-27-02.1";
 
 fn record(connection: u64, time_ns: i64) -> Record {
-    Record {
-        time_ns,
-        connection,
-        command: Command::Query,
-        is_success: true,
-        prepared_id: None,
-        prepared_text: None,
-        payload: format!("SELECT {time_ns}").into(),
-    }
+    Record::query(connection, time_ns, &format!("SELECT {time_ns}"))
 }
 
 fn result_of(record: &Record) -> ResultLine {

@@ -103,4 +103,20 @@ pub fn encode(record: RecordRef<'_>, out: &mut Vec<u8>) {
 }
 
 #[cfg(test)]
+impl Record {
+    /// A successful COM_QUERY.
+    pub(crate) fn query(connection: u64, time_ns: i64, text: &str) -> Self {
+        Self {
+            time_ns,
+            connection,
+            command: Command::Query,
+            is_success: true,
+            prepared_id: None,
+            prepared_text: None,
+            payload: text.into(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests;

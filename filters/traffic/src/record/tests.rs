@@ -34,15 +34,7 @@ fn error_of(text: &str) -> RecordError {
 }
 
 fn query(text: &str) -> Record {
-    Record {
-        time_ns: 1_795_818_422_123_456_789,
-        connection: 7,
-        command: Command::Query,
-        is_success: true,
-        prepared_id: None,
-        prepared_text: None,
-        payload: text.into(),
-    }
+    Record::query(7, 1_795_818_422_123_456_789, text)
 }
 
 #[test]
