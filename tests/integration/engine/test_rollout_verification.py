@@ -18,7 +18,6 @@ import pytest
 from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
 from controlplane.errors import RolloutRejected, UnknownVerification
-from controlplane.etcd.client import EtcdClient
 from controlplane.model.comparison import Comparison, FindingKind, LatencySummary
 from controlplane.model.rollout import Rollout, RolloutPhase, RolloutSpec, Stage, Verification
 from controlplane.rollouts.actions import verification
@@ -27,10 +26,11 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from tests.support.controlplane.comparisons import SAME, SLOW, comparison_with, digest_comparison
-from tests.support.controlplane.engine import healthy_node, run_engine
+from tests.support.controlplane.engine import run_engine
 from tests.support.controlplane.rollout_cluster import (
     RolloutCluster,
     drained,
+    run_registered_nodes,
     wait_all_active,
     wait_for_phase,
     wait_for_stage,
@@ -79,16 +79,10 @@ async def cluster(
     relays: list[SlowStatementRelay], etcd: Etcd, tmp_path: Path
 ) -> AsyncIterator[RolloutCluster]:
     """Yield the two servers, registered with the addresses of their relays, and a capture."""
-    async with AsyncExitStack() as stack:
-        client = EtcdClient([etcd.url])
-        stack.push_async_callback(client.close)
-        cluster = RolloutCluster(client, tmp_path, etcd.url)
-        for relay in relays:
-            _, status = await stack.enter_async_context(healthy_node())
-            cluster.addresses[relay.address] = status
-            await cluster.register(relay.address)
+    addresses = [relay.address for relay in relays]
+    async with run_registered_nodes(etcd.url, tmp_path, addresses) as nodes:
         write_capture(tmp_path / "captures" / CAPTURE / "envoy-1")
-        yield cluster
+        yield nodes
 
 
 def write_capture(directory: Path) -> None:
@@ -194,16 +188,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProgram:
 @pytest.fixture
 async def fake_nodes(etcd: Etcd, tmp_path: Path) -> AsyncIterator[RolloutCluster]:
     """Yield three nodes that only greet."""
-    async with AsyncExitStack() as stack:
-        client = EtcdClient([etcd.url])
-        stack.push_async_callback(client.close)
-        cluster = RolloutCluster(client, tmp_path, etcd.url)
-        for _ in range(3):
-            sql, status = await stack.enter_async_context(healthy_node())
-            cluster.addresses[sql] = status
-            await cluster.register(sql)
+    async with run_registered_nodes(etcd.url, tmp_path) as nodes:
         (tmp_path / "captures" / CAPTURE).mkdir(parents=True)
-        yield cluster
+        yield nodes
 
 
 async def start(engine: Engine, cluster: RolloutCluster, *nodes: str) -> Rollout:

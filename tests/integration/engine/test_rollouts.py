@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,7 +12,6 @@ import pytest
 
 from controlplane.engine.engine import Engine
 from controlplane.errors import RolloutRejected, StateUnavailable, UnknownRollout
-from controlplane.etcd.client import EtcdClient
 from controlplane.intents import changes as intent_changes
 from controlplane.model.nodes import State
 from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, Stage
@@ -22,7 +20,6 @@ from sandbox.etcd import Etcd
 from tests.support.controlplane.engine import (
     EventRecorder,
     FakeEnvoy,
-    healthy_node,
     run_engine,
     wait_for_state,
 )
@@ -31,6 +28,7 @@ from tests.support.controlplane.rollout_cluster import (
     OLD,
     RolloutCluster,
     drained,
+    run_registered_nodes,
     wait_all_active,
     wait_for_phase,
     wait_for_stage,
@@ -40,15 +38,8 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture
 async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[RolloutCluster]:
-    async with contextlib.AsyncExitStack() as stack:
-        client = EtcdClient([etcd.url])
-        stack.push_async_callback(client.close)
-        cluster = RolloutCluster(client, tmp_path, etcd.url)
-        for _ in range(3):
-            sql, status = await stack.enter_async_context(healthy_node())
-            cluster.addresses[sql] = status
-            await cluster.register(sql)
-        yield cluster
+    async with run_registered_nodes(etcd.url, tmp_path) as nodes:
+        yield nodes
 
 
 async def test_all_nodes_are_restarted_one_by_one(cluster: RolloutCluster) -> None:

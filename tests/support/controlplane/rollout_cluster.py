@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
 from controlplane.etcd.client import EtcdClient
 from controlplane.model.rollout import Rollout, RolloutPhase, RolloutSpec, Stage
-from tests.support.controlplane.engine import settings, wait_for_state
+from tests.support.controlplane.engine import healthy_node, settings, wait_for_state
 from tests.support.waiting import wait_until
 
 OLD, NEW = "v8.5.3", "v8.5.4"
@@ -91,6 +91,22 @@ class RolloutCluster:
             drain_deadline=5.0,
             return_deadline=20.0,
         )
+
+
+@contextlib.asynccontextmanager
+async def run_registered_nodes(
+    etcd_url: str, directory: Path, sql_addresses: Sequence[str] = ()
+) -> AsyncIterator[RolloutCluster]:
+    """Run nodes that pass their checks, and register them: those at `sql_addresses`, or three that greet."""
+    async with contextlib.AsyncExitStack() as stack:
+        client = EtcdClient([etcd_url])
+        stack.push_async_callback(client.close)
+        cluster = RolloutCluster(client, directory, etcd_url)
+        for sql_address in sql_addresses or [""] * 3:
+            sql, status = await stack.enter_async_context(healthy_node())
+            cluster.addresses[sql_address or sql] = status
+            await cluster.register(sql_address or sql)
+        yield cluster
 
 
 async def wait_all_active(engine: Engine, cluster: RolloutCluster) -> None:

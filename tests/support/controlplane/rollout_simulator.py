@@ -16,6 +16,8 @@ from controlplane.rollouts.state_machine import Effects
 
 OLD_VERSION, NEW_VERSION = "v8.5.3", "v8.5.4"
 ROLLOUT_ID = "r1"
+NOW = 2000.0
+"""The time at which tests advance a rollout."""
 
 
 def rollout_spec(*nodes: str, **more: object) -> RolloutSpec:
@@ -56,6 +58,17 @@ def drained_node_view(owner: str = ROLLOUT_ID, **more: object) -> RolloutNodeVie
         **more,
     }
     return node_view(drain=DrainIntent(0.0, 600.0, owner=owner), **values)
+
+
+def returned_view(**more: object) -> RolloutNodeView:
+    """Return a node after its restart: drained, with the new version, and healthy for long enough."""
+    values: dict[str, object] = {
+        "started_at": NOW - 30,
+        "version": NEW_VERSION,
+        "healthy_since": NOW - 20,
+        **more,
+    }
+    return drained_node_view(ROLLOUT_ID, **values)
 
 
 def rollout_view(nodes: Mapping[str, RolloutNodeView], **more: object) -> RolloutView:

@@ -93,7 +93,7 @@ async def test_keyed_tasks_run_once_per_key_while_run_runs_and_their_errors_end_
 
 @pytest.mark.parametrize("delay", range(6))
 async def test_no_keyed_task_starts_after_another_has_failed(delay: int) -> None:
-    """`delay` is the number of turns of the event loop between the failure and the start."""
+    """`delay`: iterations of the event loop between the failure and the attempt to start another task."""
     tasks, fail, late_starts = KeyedTasks[str]("test"), asyncio.Event(), list[str]()
 
     async def work() -> None:

@@ -16,17 +16,18 @@ from controlplane.rollouts.observation import LoginResult, RolloutNodeView
 from controlplane.rollouts.state_machine import Effects, advance
 from tests.support.controlplane.rollout_simulator import (
     NEW_VERSION,
+    NOW,
     OLD_VERSION,
     ROLLOUT_ID,
     drained_node_view,
     node_view,
+    returned_view,
     rollout_spec,
     rollout_view,
     rollout_with_steps,
 )
 
 A, B, C = "10.0.0.1:4000", "10.0.0.2:4000", "10.0.0.3:4000"
-NOW = 2000.0
 SPEC = rollout_spec(A, B)
 
 
@@ -39,17 +40,6 @@ def step_of_a(stage: Stage, **overrides: object) -> Step:
         **overrides,
     }
     return Step(A, stage, "a reason", **fields)  # type: ignore[arg-type]
-
-
-def returned_view(**overrides: object) -> RolloutNodeView:
-    """Return the view of A after its restart: drained, with the new version, and healthy for long enough."""
-    fields: dict[str, object] = {
-        "started_at": NOW - 30,
-        "version": NEW_VERSION,
-        "healthy_since": NOW - 20,
-        **overrides,
-    }
-    return drained_node_view(ROLLOUT_ID, **fields)
 
 
 def advance_first(rollout: Rollout, node: RolloutNodeView, **view: object) -> tuple[Rollout, Effects]:

@@ -23,17 +23,19 @@ from controlplane.verification.verdict import judge, shorten_report
 from tests.support.controlplane.comparisons import SAME, SLOW, comparison_with, digest_comparison
 from tests.support.controlplane.rollout_simulator import (
     NEW_VERSION,
+    NOW,
     OLD_VERSION,
     ROLLOUT_ID,
     drained_node_view,
     node_view,
+    returned_view,
     rollout_spec,
     rollout_view,
     rollout_with_steps,
 )
 
 A, B, C, D, E = (f"10.0.0.{number}:4000" for number in range(1, 6))
-NOW, SINCE = 2000.0, 1900.0
+SINCE = 1900.0
 SPEC = rollout_spec(A, B, verify="replay:monday")
 
 
@@ -41,17 +43,6 @@ def step_of_a(stage: Stage, **overrides: Any) -> Step:
     """Return a step of A, which has restarted since."""
     fields: dict[str, Any] = {"since": SINCE, "drain_requested_at": SINCE, "owns_drain": True, **overrides}
     return Step(A, stage, "a reason", started_before=100.0, version_before=OLD_VERSION, **fields)
-
-
-def returned_view(**overrides: Any) -> RolloutNodeView:
-    """Return the view of A after its restart: drained, and healthy for long enough."""
-    fields: dict[str, Any] = {
-        "started_at": NOW - 30,
-        "version": NEW_VERSION,
-        "healthy_since": NOW - 20,
-        **overrides,
-    }
-    return drained_node_view(**fields)
 
 
 def report(ratio: float, node: str = A, at: float = NOW) -> VerificationReport:
