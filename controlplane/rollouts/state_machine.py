@@ -198,7 +198,7 @@ def _check_completion(rollout: Rollout, view: RolloutView, now: float) -> Rollou
     if failures and (
         finished
         or len(failures) > rollout.spec.failure_budget
-        # A node that is worse after its action is a reason to change no further node.
+        # If a node has become worse by its action, the others probably would, too.
         or any(step.interrupted or step.verification is Verification.FAILED for step in failures)
     ):
         return rollout.enter(RolloutPhase.PAUSED, _failure_reason(rollout, failures), now)
