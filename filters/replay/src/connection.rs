@@ -11,7 +11,7 @@ use mysql_proto::secret::SecretBytes;
 use tls::TlsError;
 
 use crate::login::{Login, LoginError, LoginStep};
-use crate::response::{InvalidResponse, Response, ResponseStep};
+use crate::response::{CommandResponses, InvalidResponse, Response, ResponseStep};
 use crate::stop::Stop;
 use crate::target::Target;
 
@@ -45,8 +45,6 @@ pub(crate) enum ConnectionError {
 /// How the server has answered to a command.
 pub(crate) struct Answer {
     pub(crate) response: Response,
-    /// With the packet headers.
-    pub(crate) bytes: u64,
     pub(crate) latency: Duration,
     /// How often the server has asked for a file.
     pub(crate) local_files: u64,
@@ -58,7 +56,7 @@ pub(crate) struct Connection<'a> {
     /// Bytes of the server, decrypted, of which `taken` were handled.
     received: Vec<u8>,
     taken: usize,
-    has_deprecated_eof: bool,
+    responses: CommandResponses,
     stop: &'a Stop,
 }
 
@@ -71,7 +69,7 @@ impl<'a> Connection<'a> {
             tls: None,
             received: Vec::new(),
             taken: 0,
-            has_deprecated_eof: false,
+            responses: CommandResponses::new(Capabilities::default()),
             stop,
         };
         connection.log_in(target, database, deadline)?;
@@ -89,7 +87,7 @@ impl<'a> Connection<'a> {
                 LoginStep::Done => break,
             }
         }
-        self.has_deprecated_eof = login.capabilities.has(Capabilities::DEPRECATE_EOF);
+        self.responses = CommandResponses::new(login.capabilities);
         Ok(())
     }
 
@@ -113,32 +111,33 @@ impl<'a> Connection<'a> {
         payload: &[u8],
         timeout: Duration,
     ) -> Result<Answer, ConnectionError> {
-        let mut response = Response::new(command, self.has_deprecated_eof);
-        let (mut bytes, mut local_files) = (0, 0);
+        let mut response = Response::default();
+        let mut local_files = 0;
         let mut message = Vec::with_capacity(1 + payload.len());
         message.push(command as u8);
         message.extend_from_slice(payload);
         let request = packets(&message, 0);
         let start = Instant::now();
+        let mut is_complete = !self.responses.on_request(&request, &mut response);
         self.send(&request)?;
         let deadline = start + timeout;
-        while response.is_expected() {
-            let (header, payload) = self.read_packet(deadline)?;
-            bytes += (HEADER + payload.len()) as u64;
-            match response.receive(payload)? {
+        while !is_complete {
+            let header = self.read_packet(deadline)?.0;
+            let packet = &self.received[self.taken - HEADER - header.length..self.taken];
+            match self.responses.receive(header.sequence, packet, &mut response)? {
                 ResponseStep::Read => {}
-                ResponseStep::SendEmptyFile => {
+                ResponseStep::SendEmptyFile(file) => {
                     local_files += 1;
-                    self.send(&packets(b"", header.sequence.wrapping_add(1)))?;
+                    self.send(&file)?;
                 }
-                ResponseStep::Done => break,
+                ResponseStep::Done => is_complete = true,
             }
         }
         let latency = start.elapsed();
         if self.taken == self.received.len() && self.received.capacity() > MAX_IDLE_BUFFER {
             (self.received, self.taken) = (Vec::new(), 0);
         }
-        Ok(Answer { response, bytes, latency, local_files })
+        Ok(Answer { response, latency, local_files })
     }
 
     /// Says goodbye. Whether the server gets it does not matter.

@@ -18,6 +18,7 @@ use crate::connection::{Answer, Connection, ConnectionError};
 use crate::context::{Context, Counters, Reports};
 use crate::login::LoginError;
 use crate::recorder::{Event, Finished, Replayed, SERVER_LOST};
+use crate::response::Response;
 use crate::selection::was_refused;
 use crate::session_state::{Plan, SessionState};
 use crate::skip::SkipReason;
@@ -147,13 +148,13 @@ impl<'a> Session<'a> {
                 }
                 Plan::Prepare { captured_id, text } => {
                     match self.execute(statement, Command::Prepare, &text) {
-                        Outcome::Answered(Answer { response, .. }) if response.error == 0 => {
+                        Outcome::Answered(Answer { response, .. }) if response.error() == 0 => {
                             // Otherwise the plan would be the same again.
                             self.state.on_prepared(captured_id, response.prepared_id?);
                             continue;
                         }
                         Outcome::Answered(Answer { response, .. }) => {
-                            let line = self.line(statement, None, response.error);
+                            let line = self.line(statement, None, response.error());
                             return Some(self.replayed(line, Some(text), is_recorded, 0, lag));
                         }
                         Outcome::Failed(error) => {
@@ -168,11 +169,11 @@ impl<'a> Session<'a> {
             let text = self.state.statement(record).map(<[u8]>::to_vec);
             return match self.execute(statement, command, &payload) {
                 Outcome::Answered(answer) => {
-                    if answer.response.error == 0 {
+                    if answer.response.error() == 0 {
                         self.state.learn(record, answer.response.prepared_id, true);
                     }
                     let local_files = answer.local_files;
-                    let line = self.line(statement, Some(&answer), answer.response.error);
+                    let line = self.line(statement, Some(&answer), answer.response.error());
                     Some(self.replayed(line, text, is_recorded, local_files, lag))
                 }
                 Outcome::Failed(error) => {
@@ -293,14 +294,15 @@ impl<'a> Session<'a> {
         let captured = statement.result.as_ref();
         let database = captured.map(|result| result.database.clone());
         let response = answer.map(|answer| &answer.response);
+        let size = response.map(|response| response.content.size()).unwrap_or_default();
         ResultLine {
             connection: statement.record.connection,
             time_ns: statement.record.time_ns,
             latency_us: answer.map_or(0, |answer| answer.latency.as_micros() as u64),
-            rows: response.map_or(0, |response| response.rows),
-            bytes: answer.map_or(0, |answer| answer.bytes),
+            rows: size.rows,
+            bytes: size.bytes,
             error,
-            checksum: response.and_then(|response| response.checksum.as_ref()).map(|checksum| checksum.value()),
+            checksum: response.and_then(Response::checksum),
             digest: captured.and_then(|result| result.digest),
             user: captured.map(|result| result.user.clone()).unwrap_or_default(),
             database: database.unwrap_or_else(|| String::from_utf8_lossy(&self.state.database).into_owned()),

@@ -16,17 +16,12 @@ impl RowsChecksum {
         self.sum = self.sum.wrapping_add(xxh3_64(row));
     }
 
-    /// Begins a row, of which pieces follow.
-    pub fn begin(&mut self) {
-        self.partial.get_or_insert_default().reset();
-    }
-
-    /// Adds a piece to the row that has begun.
+    /// Adds a piece of a row. [`Self::end`] must follow the last one.
     pub fn extend(&mut self, piece: &[u8]) {
         self.partial.get_or_insert_default().update(piece);
     }
 
-    /// Ends the row that has begun.
+    /// Ends the row that was added in pieces.
     pub fn end(&mut self) {
         if let Some(partial) = &mut self.partial {
             self.sum = self.sum.wrapping_add(partial.digest());
@@ -36,14 +31,6 @@ impl RowsChecksum {
 
     pub fn value(&self) -> u64 {
         self.sum
-    }
-
-    /// Resets it for the next command.
-    pub fn clear(&mut self) {
-        self.sum = 0;
-        if let Some(partial) = &mut self.partial {
-            partial.reset();
-        }
     }
 }
 
@@ -66,18 +53,6 @@ mod tests {
         assert_eq!(checksum([]), 0);
     }
 
-    #[test]
-    fn no_row_is_carried_into_the_next_command() {
-        let mut checksum = RowsChecksum::default();
-        checksum.begin();
-        checksum.extend(b"a");
-        checksum.clear();
-        checksum.begin();
-        checksum.extend(b"b");
-        checksum.end();
-        assert_eq!(checksum.value(), xxh3_64(b"b"));
-    }
-
     proptest! {
         #[test]
         fn order_does_not_matter_and_pieces_do_not_either(
@@ -88,7 +63,6 @@ mod tests {
             prop_assert_eq!(checksum(rows.iter().rev().map(Vec::as_slice)), forward);
             let mut pieces = RowsChecksum::default();
             for row in &rows {
-                pieces.begin();
                 row.chunks(size).for_each(|piece| pieces.extend(piece));
                 pieces.end();
             }

@@ -4,7 +4,7 @@
 //! `results-<time>.jsonl.gz` beside it has a JSON line for each of its records: latency, error, rows and their
 //! checksum. A replay writes results files, too, so that results can be compared.
 //!
-//! Encoding and decoding do no I/O: [`record`], [`result`], [`names`], [`meta`], [`checksum`], [`gzip`].
+//! Encoding and decoding do no I/O: [`record`], [`result`], [`names`], [`meta`], [`checksum`], [`response`], [`gzip`].
 //! Readers: [`directory`], and [`merge`] for several directories. [`compare`] compares results of the same statements.
 
 pub mod checksum;
@@ -16,6 +16,7 @@ pub mod merge;
 pub mod meta;
 pub mod names;
 pub mod record;
+pub mod response;
 pub mod result;
 mod text;
 mod time;

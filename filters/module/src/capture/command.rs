@@ -5,10 +5,9 @@ use std::time::Instant;
 
 use migration::budget::{Budget, Reservation};
 use mysql_proto::command::Command;
-use mysql_proto::rows::{RowPiece, RowReader};
 use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::{CommandOutcome, ResultSize};
-use traffic_files::checksum::RowsChecksum;
+use traffic_files::response::ResponseContent;
 
 use crate::statements::Statement;
 
@@ -36,10 +35,7 @@ pub(crate) struct CapturedCommand {
     prepared_text: Option<Arc<[u8]>>,
     /// None: the encoder identifies it by its text.
     statement: Option<Arc<Statement>>,
-    rows: RowReader,
-    checksum: RowsChecksum,
-    has_result_set: bool,
-    size: ResultSize,
+    response: ResponseContent,
 }
 
 /// What the results tell about the session.
@@ -140,10 +136,7 @@ impl CapturedCommand {
             prepared_id: None,
             prepared_text: None,
             statement: None,
-            rows: RowReader::default(),
-            checksum: RowsChecksum::default(),
-            has_result_set: false,
-            size: ResultSize::default(),
+            response: ResponseContent::default(),
         }
     }
 
@@ -175,20 +168,12 @@ impl CapturedCommand {
     }
 
     /// Bytes of rows, with packet headers.
-    pub(crate) fn on_row_bytes(&mut self, mut bytes: &[u8]) {
-        self.has_result_set = true;
-        while let Some(piece) = self.rows.next(&mut bytes) {
-            match piece {
-                RowPiece::Whole(row) => self.checksum.add_row(row),
-                RowPiece::Part(part) => self.checksum.extend(part),
-                RowPiece::End => self.checksum.end(),
-            }
-        }
+    pub(crate) fn on_row_bytes(&mut self, bytes: &[u8]) {
+        self.response.on_row_bytes(bytes);
     }
 
     pub(crate) fn on_result_ended(&mut self, size: ResultSize) {
-        self.size.rows += size.rows;
-        self.size.bytes += size.bytes;
+        self.response.on_result_ended(size);
     }
 
     pub(super) fn end(self, connection: u64, outcome: CommandOutcome, names: Arc<SharedNames>) -> EndedCommand {
@@ -206,9 +191,9 @@ impl CapturedCommand {
             prepared_text: self.prepared_text,
             statement: self.statement,
             latency_us,
-            size: self.size,
+            size: self.response.size(),
             error,
-            checksum: (self.has_result_set && error == 0).then(|| self.checksum.value()),
+            checksum: self.response.checksum().filter(|_| error == 0),
             names,
         }
     }
