@@ -18,3 +18,11 @@ def find_program(name: str) -> Path | None:
         _IN_CHECKOUT / name,
     )
     return next((file for file in candidates if file.is_file()), None)
+
+
+def how_to_install(name: str) -> str:
+    """Return what a user can do if a program is not installed."""
+    return (
+        f"install Tidevoy's wheel for Linux, its package or its image, which contain {name}, or build it with"
+        " `cargo build --release` in filters/"
+    )

@@ -11,7 +11,7 @@ from controlplane.config.schema import InvalidSetting, SettingPath
 from controlplane.config.settings import Settings
 from controlplane.errors import TidevoyError
 from controlplane.model.rules import StatementRule
-from controlplane.programs import find_program
+from controlplane.programs import find_program, how_to_install
 
 PROGRAM = "tidevoy-rules"
 
@@ -21,10 +21,6 @@ WITHOUT_ENGINE = "until then, use rules without patterns"
 
 # What only the engine can check.
 _KEYS_WITH_PATTERNS = ("pattern", "normalized", "rewrite")
-_INSTALL = (
-    f"install Tidevoy's wheel for Linux, its package or its image, which contain {PROGRAM}, or build it with"
-    " `cargo build --release` in filters/"
-)
 
 
 class RuleProblem(NamedTuple):
@@ -109,7 +105,7 @@ def _to_problem(error: Mapping[str, Any]) -> RuleProblem:
 def _run(rules: Sequence[StatementRule], requests: Sequence[Mapping[str, Any]]) -> Any:
     program = find_program(PROGRAM)
     if program is None:
-        raise RuleEngineUnavailable(f"{PROGRAM} is not installed", _INSTALL)
+        raise RuleEngineUnavailable(f"{PROGRAM} is not installed", how_to_install(PROGRAM))
     texts = ",".join(rule.text for rule in rules)
     try:
         result = subprocess.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from controlplane.errors import TidevoyError
-from controlplane.programs import find_program
+from controlplane.programs import find_program, how_to_install
 
 PROGRAM = "tidevoy-replay"
 
@@ -14,10 +14,7 @@ class ReplayProgramMissing(TidevoyError):
     """The program that replays traffic is not installed."""
 
     def __init__(self) -> None:
-        super().__init__(
-            f"{PROGRAM} is not installed; install Tidevoy's wheel for Linux, its package or its image, which"
-            " contain it, or build it with `cargo build --release` in filters/"
-        )
+        super().__init__(f"{PROGRAM} is not installed; {how_to_install(PROGRAM)}")
 
 
 def find_replay_program() -> Path:
