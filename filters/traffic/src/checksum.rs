@@ -21,12 +21,11 @@ impl RowsChecksum {
         self.partial.get_or_insert_default().update(piece);
     }
 
-    /// Ends the row that was added in pieces.
+    /// Ends the row that was added in pieces. A row without a piece is empty.
     pub fn end(&mut self) {
-        if let Some(partial) = &mut self.partial {
-            self.sum = self.sum.wrapping_add(partial.digest());
-            partial.reset();
-        }
+        let partial = self.partial.get_or_insert_default();
+        self.sum = self.sum.wrapping_add(partial.digest());
+        partial.reset();
     }
 
     pub fn value(&self) -> u64 {
@@ -51,6 +50,9 @@ mod tests {
         // Reference value of XXH3_64bits of nothing.
         assert_eq!(checksum([b"".as_slice()]), 0x2d06_8005_38d3_94c2);
         assert_eq!(checksum([]), 0);
+        let mut without_pieces = RowsChecksum::default();
+        without_pieces.end();
+        assert_eq!(without_pieces.value(), checksum([b"".as_slice()]));
     }
 
     proptest! {
