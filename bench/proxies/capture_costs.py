@@ -1,10 +1,11 @@
-"""`tidevoy bench capture`: what a capture of all traffic costs, in front of MariaDB."""
+"""`tidevoy bench capture`: what a capture of all traffic costs, in front of MariaDB or TiDB."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from bench.proxies.contenders import (
     envoy_starter,
 )
 from bench.proxies.setup import prepare_setup
+from bench.proxies.steady_load import SteadyComparison, compare_at_cpu, show_steady_comparisons
 from bench.proxies.workloads import OnlyOption, ProxyWorkload, select_workloads
 from bench.revisions import ModuleBuild
 from cli.output import show_json
@@ -36,6 +38,7 @@ _WORKLOADS = (
     *("point select, 16 clients", "point select, 64 clients"),
     *("point select, 4,000/s", "read and write, 2,000/s"),
 )
+_STEADY_WORKLOADS = ("point select, 16 clients", "read and write, 2,000/s")  # `--at-cpu` sets other rates
 _CAPTURE_SECONDS = 3600
 
 
@@ -57,34 +60,60 @@ def command(
             help="Folder with tidb-server and pd-server: compare in front of TiDB instead of MariaDB.",
         ),
     ] = None,
+    at_cpu: Annotated[
+        int | None,
+        typer.Option(
+            min=10,
+            max=95,
+            metavar="PERCENT",
+            help="Compare queries per second instead, at the rate with which so much of the machine is busy.",
+        ),
+    ] = None,
     print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare an Envoy that captures all traffic with one that does not.
 
-    It takes about 4 minutes.
+    It takes about 4 minutes, with --at-cpu about 10.
     """
     with convert_errors_to_benchmark_failed("capture"):
-        workloads = select_workloads(only or _WORKLOADS, whole=True)
+        names = only or (_WORKLOADS if at_cpu is None else _STEADY_WORKLOADS)
+        workloads = select_workloads(names, whole=True)
         binaries = None if tidb_bin is None else tidb_binaries.require_binaries(tidb_bin, None)
-        contenders = [contender_from_command(peer) for peer in peers or ()]
-        comparisons = asyncio.run(_measure(workloads, contenders, binaries))
+        contenders = [*_contenders(), *[contender_from_command(peer) for peer in peers or ()]]
+        if at_cpu is None:
+            costs = asyncio.run(_measure_costs(contenders, workloads, binaries))
+            values = TypeAdapter(list[Comparison]).dump_python(costs, mode="json")
+            show = partial(show_comparisons, costs, _OFF)
+        else:
+            seconds = asyncio.run(_measure_seconds(contenders, workloads, binaries, at_cpu / 100))
+            values = TypeAdapter(list[SteadyComparison]).dump_python(seconds, mode="json")
+            show = partial(show_steady_comparisons, seconds)
     if print_json:
-        show_json({"comparisons": TypeAdapter(list[Comparison]).dump_python(comparisons, mode="json")})
+        show_json({"comparisons": values})
         return
-    show_comparisons(comparisons, _OFF)
+    show()
 
 
-async def _measure(
-    workloads: Sequence[ProxyWorkload], peers: Sequence[Contender], binaries: TidbBinaries | None
-) -> list[Comparison]:
+def _contenders() -> list[Contender]:
     build = ModuleBuild(find_built_module())
-    contenders = [
-        Contender(_OFF, "", envoy_starter(build)),
-        Contender("capture", "", _capturing(build)),
-        *peers,
-    ]
+    return [Contender(_OFF, "", envoy_starter(build)), Contender("capture", "", _capturing(build))]
+
+
+async def _measure_costs(
+    contenders: Sequence[Contender], workloads: Sequence[ProxyWorkload], binaries: TidbBinaries | None
+) -> list[Comparison]:
     async with prepare_setup(binaries) as bench:
         return await compare(contenders, workloads, bench, blocks=_BLOCKS)
+
+
+async def _measure_seconds(
+    contenders: Sequence[Contender],
+    workloads: Sequence[ProxyWorkload],
+    binaries: TidbBinaries | None,
+    cpu: float,
+) -> list[SteadyComparison]:
+    async with prepare_setup(binaries) as bench:
+        return await compare_at_cpu(contenders, workloads, bench, cpu=cpu)
 
 
 def _capturing(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncContextManager[RunningProxy]]:

@@ -21,6 +21,7 @@ from bench.proxies.contenders import (
 from bench.proxies.interleaving import Block, Measurement, measuring_order
 from bench.proxies.latency_and_memory import client_counts
 from bench.proxies.setup import CpuPinning
+from bench.proxies.steady_load import compare_seconds
 from bench.proxies.workloads import WORKLOADS, Encryption, select_workloads
 from bench.revisions import RevisionNotBuildable, build_revision
 from controlplane.config.settings import Settings
@@ -75,6 +76,13 @@ def test_compares_figures_block_by_block() -> None:
         assert comparison.describe_verdict() == "better"
     assert comparisons["cpu"].reference_value == pytest.approx(25.0)  # µs: 2 ms * 1.25 (median noise) / 100
     assert comparisons["p95"].value == pytest.approx(0.9 * 0.1 * 1.25 * 1.9495, rel=0.01)
+
+
+def test_seconds_are_compared_with_the_mean_of_the_reference() -> None:
+    qps = {"no capture": [100.0, 98.0, 102.0], "capture": [100.0, 97.0, 97.0]}
+    reference, capture = compare_seconds(WORKLOADS[0], qps, cpu=0.7)
+    assert (reference.change, reference.worst_change) == (0.0, pytest.approx(-0.02))
+    assert (capture.change, capture.worst_change) == (pytest.approx(-0.02), pytest.approx(-0.03))
 
 
 def test_busy_machine_makes_verdicts_unclear() -> None:

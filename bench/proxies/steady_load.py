@@ -1,0 +1,165 @@
+"""Compare the queries per second of proxies, second by second, while they use a part of the machine.
+
+At full speed, every cost is a loss of queries. In operation, machines have reserves, and what matters is
+whether there is a second in which these do not suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
+
+from bench.load_client import SliceRunner
+from bench.machine import CpuUsage, MachineBusy, MachineCondition
+from bench.proxies.contenders import Contender, RunningProxy
+from bench.proxies.interleaving import measuring_order
+from bench.proxies.setup import ProxyBenchSetup
+from bench.proxies.workloads import ProxyWorkload
+from cli.output import print_note, show_table
+
+_SLICE_SECONDS = 1.0
+_ROUNDS = 10  # of six seconds for each contender
+_CALIBRATION_ROUNDS = 12
+_CALIBRATION_SLICES = 4
+_TOLERANCE = 0.01  # of the machine's CPU
+_FIRST_RATE = 2_000.0
+
+
+@dataclass(frozen=True)
+class SteadyComparison:
+    """The queries per second of one contender at a fixed rate, beside those of the reference.
+
+    `rate`: queries per second that the clients send. `cpu`: fraction of the machine, from 0 to 1, that was
+    busy with the reference. `qps`: the mean of all seconds; `worst`: of the slowest second.
+    """
+
+    workload: str
+    contender: str
+    reference: str
+    rate: float
+    cpu: float
+    qps: float
+    worst: float
+    reference_qps: float
+    reference_worst: float
+
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not support decorated properties
+    @property
+    def change(self) -> float:
+        """The change of the mean, as a fraction; negative: fewer queries."""
+        return self.qps / self.reference_qps - 1
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def worst_change(self) -> float:
+        """How far the slowest second is from the reference's mean, as a fraction."""
+        return self.worst / self.reference_qps - 1
+
+
+def compare_seconds(
+    workload: ProxyWorkload, qps: Mapping[str, Sequence[float]], cpu: float
+) -> list[SteadyComparison]:
+    """Compare the queries per second, one value for each second, with those of the first contender.
+
+    The first contender is compared with its own mean, which shows the noise of the machine.
+    """
+    reference = next(iter(qps))
+    return [
+        SteadyComparison(
+            workload=workload.name,
+            contender=name,
+            reference=reference,
+            rate=workload.rate or 0.0,
+            cpu=cpu,
+            qps=fmean(seconds),
+            worst=min(seconds),
+            reference_qps=fmean(qps[reference]),
+            reference_worst=min(qps[reference]),
+        )
+        for name, seconds in qps.items()
+    ]
+
+
+async def compare_at_cpu(
+    contenders: Sequence[Contender], workloads: Sequence[ProxyWorkload], bench: ProxyBenchSetup, *, cpu: float
+) -> list[SteadyComparison]:
+    """Compare all contenders at the rate with which the first one keeps a fraction `cpu` of the machine busy.
+
+    Prints progress on standard error. Raises MachineBusy, ProcessFailed or TimeoutError.
+    """
+    comparisons = []
+    async with bench.run(contenders) as proxies:
+        for number, workload in enumerate(workloads, start=1):
+            async with bench.client.slices(
+                [proxy.target for proxy in proxies.values()],
+                connections=workload.clients,
+                statement=workload.statement,
+                max_number=workload.highest_id,
+            ) as slices:
+                bench.pin_clients(slices.pid)
+                steady = await _at_cpu(slices, workload, cpu)
+                print_note(f"{number} of {len(workloads)}: {steady.name}")
+                comparisons += await _measure(slices, steady, proxies)
+    return comparisons
+
+
+async def _at_cpu(slices: SliceRunner, workload: ProxyWorkload, cpu: float) -> ProxyWorkload:
+    """Return the workload at the rate with which the first target keeps this fraction of the machine busy."""
+    rate = _FIRST_RATE
+    for _ in range(_CALIBRATION_ROUNDS):
+        busy = await _busy_fraction(slices, rate)
+        if abs(busy - cpu) <= _TOLERANCE:
+            break
+        rate *= min(2.0, cpu / busy)
+    subject, _, _ = workload.name.partition(",")
+    return replace(workload, name=f"{subject}, {rate:,.0f}/s", rate=rate)
+
+
+async def _busy_fraction(slices: SliceRunner, rate: float) -> float:
+    before = CpuUsage.now()
+    for _ in range(_CALIBRATION_SLICES):
+        await slices.run(0, _SLICE_SECONDS, rate=rate)
+    usage = CpuUsage.now().since(before)
+    return usage.busy / usage.total
+
+
+async def _measure(
+    slices: SliceRunner, workload: ProxyWorkload, proxies: Mapping[str, RunningProxy]
+) -> list[SteadyComparison]:
+    names = list(proxies)
+    qps: dict[str, list[float]] = {name: [] for name in names}
+    reference_usage: list[float] = []
+    usage_before = CpuUsage.now()
+    for number in range(_ROUNDS):
+        for name in measuring_order(names, number):
+            before = CpuUsage.now()
+            result = await slices.run(names.index(name), _SLICE_SECONDS, rate=workload.rate)
+            usage = CpuUsage.now().since(before)
+            qps[name].append(len(result.latencies) / result.seconds)
+            if name == names[0]:
+                reference_usage.append(usage.busy / usage.total)
+    others_share = CpuUsage.now().since(usage_before).others_share
+    if others_share > MachineCondition.MAX_OTHERS_BUSY:
+        raise MachineBusy(others_share)
+    return compare_seconds(workload, qps, fmean(reference_usage))
+
+
+def show_steady_comparisons(comparisons: Sequence[SteadyComparison]) -> None:
+    """Print comparisons as a table."""
+    headers = ("workload", "contender", "CPU", "queries/s", "mean", "slowest second")
+    rows = [
+        (
+            one.workload,
+            one.contender,
+            f"{one.cpu:.0%}",
+            f"{one.qps:,.0f}",
+            f"{one.change:+.1%}",
+            f"{one.worst_change:+.1%}",
+        )
+        for one in comparisons
+    ]
+    show_table(headers, rows)
