@@ -44,7 +44,8 @@ pub(crate) struct ActiveCapture {
 pub(crate) struct CaptureCounts {
     /// Written to the files.
     pub(crate) records: AtomicU64,
-    /// Lost: the disk was too slow or full, a request was too long, or a session ended before its command.
+    /// Lost: the disk was too slow or full, a request was too long or had query attributes for which the format has no
+    /// place, or a session ended before its command.
     pub(crate) dropped: AtomicU64,
     /// Left out, since they may hold secrets.
     pub(crate) filtered: AtomicU64,
@@ -151,10 +152,10 @@ fn stop(latest: Option<&Latest>) {
 }
 
 fn set_current(active: Option<Arc<ActiveCapture>>) {
-    let is_on = active.is_some();
+    let must_be_on = active.is_some();
     let _before = std::mem::replace(&mut *CURRENT.write().unwrap_or_else(PoisonError::into_inner), active);
-    let next = generation() + 1;
-    GENERATION.store(next + u64::from((next % 2 == 1) != is_on), Ordering::Relaxed);
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    debug_assert_eq!(is_on(), must_be_on, "a capture starts only after the end of another one");
 }
 
 impl ActiveCapture {
@@ -193,7 +194,8 @@ impl ActiveCapture {
         &self.shared.counts
     }
 
-    /// A command is lost, since its request was too long to be kept.
+    /// A command is lost before it reached the queue: its request was too long, the format has no place for a part of
+    /// it, or its session ended first.
     fn count_dropped(&self) {
         self.shared.queue.add_dropped();
         self.counts().dropped.fetch_add(1, Ordering::Relaxed);

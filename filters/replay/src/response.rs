@@ -29,7 +29,7 @@ pub(crate) struct Response {
     pub(crate) content: ResponseContent,
     /// The id of the statement that COM_STMT_PREPARE has prepared.
     pub(crate) prepared_id: Option<u32>,
-    /// The status flags behind it. None: it is an error.
+    /// The status flags at its end. None: it is not complete, has failed, or the command has no response.
     pub(crate) status: Option<u16>,
     /// None: it is not complete.
     outcome: Option<CommandOutcome>,
@@ -43,7 +43,7 @@ impl Response {
 
     /// None: there was no result set, or an error.
     pub(crate) fn checksum(&self) -> Option<u64> {
-        self.content.checksum().filter(|_| self.error() == 0)
+        self.content.checksum(self.error())
     }
 }
 

@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 #[derive(Default)]
 pub struct RowsChecksum {
     sum: u64,
-    /// The row that is being added in pieces. It stays, since it is large.
+    /// The row that is being added in pieces. It is kept for the next one, since it is large.
     partial: Option<Box<Xxh3>>,
 }
 

@@ -64,6 +64,11 @@ pub fn stamp(time: SystemTime) -> String {
     local_stamp(to_local_ns(nanoseconds(time)))
 }
 
+/// Milliseconds of the local clock, which names show. Clocks that are set back, as in autumn, repeat them.
+pub fn local_milliseconds(time: SystemTime) -> i64 {
+    to_local_ns(nanoseconds(time)).div_euclid(1_000_000)
+}
+
 fn local_stamp(local_ns: i64) -> String {
     let time = CivilTime::from_ns(local_ns);
     let mut out = Vec::with_capacity(23);

@@ -39,8 +39,8 @@ impl ResponseContent {
         self.size
     }
 
-    /// The checksum of the rows of all result sets. None: there was no result set.
-    pub fn checksum(&self) -> Option<u64> {
-        self.has_result_set.then(|| self.checksum.value())
+    /// The checksum of the rows of all result sets. None: there was no result set, or an error ended the response.
+    pub fn checksum(&self, error: u16) -> Option<u64> {
+        (self.has_result_set && error == 0).then(|| self.checksum.value())
     }
 }

@@ -234,6 +234,28 @@ async def test_disk_that_cannot_be_written_loses_records_and_no_client_waits(tmp
     assert len(read_records(file)) == 57 - dropped
 
 
+async def test_open_session_does_not_wait_for_room_for_its_states(tmp_path: Path, mariadb: MariaDb) -> None:
+    blocked = tmp_path / "captures"
+    blocked.write_text("a file, where a directory should be")
+    async with run_fleet(tmp_path, mariadb) as fleet:
+        busy, late = [await fleet.connect_answer_client() for _ in range(2)]
+        await late.query(b"set @a = 7")
+        fleet.live_settings = capture(blocked)
+        fleet.drain()
+        await fleet.proxy.wait_for_metrics({ACTIVE: 1})
+
+        async def dropped() -> int:
+            return (await fleet.proxy.metrics()).get(("capture_dropped", ()), 0)
+
+        for size in (900_000, 90_000, 9_000, 900, 90, 9):  # until there is no room for a short statement
+            before = await dropped()
+            while await dropped() == before:
+                await busy.query(b"select length('" + b"x" * size + b"')")
+        for _ in range(3):
+            assert await with_timeout(rows(late, b"select @a")) == [(b"\x017",)]
+        await fleet.proxy.wait_for_metrics({WAITING: 1})
+
+
 async def test_full_disk_loses_nothing_that_the_queue_can_hold(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         async with run_switchable(serve_statements, tmp_path, capture(disk.path)) as switchable:

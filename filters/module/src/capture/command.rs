@@ -193,7 +193,7 @@ impl CapturedCommand {
             latency_us,
             size: self.response.size(),
             error,
-            checksum: self.response.checksum().filter(|_| error == 0),
+            checksum: self.response.checksum(error),
             names,
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use traffic_files::gzip::gzip_member;
 use traffic_files::meta::Meta;
-use traffic_files::names::{Kind, META, file_name};
+use traffic_files::names::{Kind, META, file_name, local_milliseconds};
 
 use super::encoder::Batch;
 
@@ -109,11 +109,12 @@ impl CaptureFiles {
         }
     }
 
-    /// Renames the open files to their final names.
+    /// Renames the open files to their final names. `filtered`: statements that were left out in all.
     ///
     /// # Errors
     /// Readers find all files nevertheless.
-    pub(super) fn finish(&mut self, now: SystemTime) -> io::Result<()> {
+    pub(super) fn finish(&mut self, filtered: u64, now: SystemTime) -> io::Result<()> {
+        self.filtered = filtered;
         self.close_pair(now)
     }
 
@@ -138,9 +139,8 @@ impl CaptureFiles {
         self.write_meta(now)
     }
 
-    /// Times in names have whole milliseconds.
     fn next_name_time(&mut self, now: SystemTime) -> SystemTime {
-        self.named_at = now.max(self.named_at + Duration::from_millis(1));
+        self.named_at = later_name_time(self.named_at, now, local_milliseconds);
         self.named_at
     }
 
@@ -152,6 +152,14 @@ impl CaptureFiles {
         file.write_all(meta.to_json().as_bytes())?;
         fs::rename(temporary, path)
     }
+}
+
+/// The time for the next name, from that of the last one. Files are read in the order of their names, which show whole
+/// milliseconds of local clocks, so local times must grow even when clocks are set back.
+fn later_name_time(last: SystemTime, now: SystemTime, local: impl Fn(SystemTime) -> i64) -> SystemTime {
+    let time = now.max(last + Duration::from_millis(1));
+    let missing = local(last).saturating_add(1).saturating_sub(local(time));
+    time + Duration::from_millis(u64::try_from(missing).unwrap_or_default())
 }
 
 impl OpenFile {
@@ -176,5 +184,28 @@ impl OpenFile {
     /// Removes what was written of an incomplete batch.
     fn truncate(&self) -> io::Result<()> {
         self.file.set_len(self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_in_names_grow_when_local_clocks_are_set_back() {
+        let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let milliseconds = |time: SystemTime| {
+            i64::try_from(time.duration_since(SystemTime::UNIX_EPOCH).expect("later").as_millis()).expect("small")
+        };
+        // The local clock is two hours ahead, and one hour from 10,000 s on.
+        let local = |time: SystemTime| milliseconds(time) + if time < at(10_000) { 2 * 3_600_000 } else { 3_600_000 };
+        let mut last = at(0);
+        for now in [9_000, 9_999, 9_999, 10_001, 10_002, 13_000, 14_000] {
+            let next = later_name_time(last, at(now), local);
+            assert!(next > last && local(next) > local(last), "{now}");
+            assert!(local(next) <= local(last) + 1 || next == at(now), "{now}");
+            last = next;
+        }
+        assert_eq!(last, at(14_000));
     }
 }

@@ -46,7 +46,8 @@ impl Secrecy {
     }
 }
 
-/// Whether exported states hold a secret: in the text of a prepared statement, or in a user variable. `json`: the
+/// Whether exported states hold a secret: in the text of a prepared statement, or in a user variable, by its value or
+/// its name. `json`: the
 /// states (pingcap/tidb `pkg/sessionctx/sessionstates/session_states.go`). Invalid JSON may hold one. `is_hidden`:
 /// whether a text must be left out.
 pub(super) fn states_have_secret(json: &[u8], mut is_hidden: impl FnMut(&[u8]) -> bool) -> bool {
@@ -57,7 +58,7 @@ pub(super) fn states_have_secret(json: &[u8], mut is_hidden: impl FnMut(&[u8]) -
             || decoded.iter().flatten().any(|bytes| secrets::has_secret_word(bytes))
     };
     states.prepared_statements.values().any(|prepared| is_hidden(prepared.text.as_bytes()))
-        || states.user_variables.values().any(|value| any_text(value, &has_secret))
+        || states.user_variables.iter().any(|(name, value)| has_secret(name) || any_text(value, &has_secret))
 }
 
 #[derive(Deserialize)]
@@ -144,6 +145,7 @@ mod tests {
             (r#"{"user-var-values": {"a": "6964656e746966696564206279202778 27"}}"#, false),
             (r#"{"user-var-values": {"a": "6964656e74696669656420627920277827"}}"#, true),
             (r#"{"user-var-values": {"a": ["Password"]}}"#, true),
+            (r#"{"user-var-values": {"password": {"k": 5, "b": "aHVudGVyMg=="}}}"#, true),
             (r#"{"user-var-values": 7}"#, true),
         ] {
             assert_eq!(states_have_secret(states.as_bytes(), is_secret), expected, "{states}");

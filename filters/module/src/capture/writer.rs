@@ -73,7 +73,8 @@ impl Writer<'_> {
                 self.shared.queue.close();
             }
         }
-        if let Err(error) = self.files.finish(SystemTime::now()) {
+        let filtered = self.shared.counts.filtered.load(Ordering::Relaxed);
+        if let Err(error) = self.files.finish(filtered, SystemTime::now()) {
             self.count_error(&error);
         }
     }

@@ -17,8 +17,8 @@ use super::traffic::Traffic;
 use crate::node::SessionState;
 use crate::{clock, states_memory};
 
-/// Time until an export is tried again, if the node has rejected it or the states cannot be restored. It doubles with
-/// each attempt.
+/// Time until an export is tried again, if the node has rejected it, or the states cannot be restored or queued. It
+/// doubles with each attempt.
 const FIRST_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(300);
 
@@ -103,7 +103,14 @@ impl Session {
                 let packets =
                     states.statement.pieces().iter().flat_map(|piece| piece.iter().copied()).collect::<Vec<_>>();
                 let node = self.node_name();
-                self.with_traffic(|traffic| traffic.commands.statements.begin_capture(&packets, &node));
+                let is_waiting = self.with_traffic(|traffic| {
+                    let statements = &mut traffic.commands.statements;
+                    statements.begin_capture(&packets, &node);
+                    statements.needs_states()
+                });
+                if is_waiting.unwrap_or_default() {
+                    self.delay_next_export(); // the queue has no room for the states, or the capture has ended
+                }
                 self.undo_export(&mut states.summary);
             }
             ExportOutcome::NoToken(mut summary) | ExportOutcome::Unusable(_, mut summary) if !export.is_undoing => {

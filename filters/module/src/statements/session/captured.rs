@@ -85,7 +85,8 @@ impl SessionStatements {
 
     /// A request has begun.
     pub(crate) fn on_request_start(&self, start: RequestStart<'_>) {
-        // The reader does not show it, and it has no end that could be seen.
+        // The reader of requests skips what is so long, and COM_STMT_SEND_LONG_DATA has no response with which it could be
+        // counted.
         if start.length > MAX_OBSERVED_BYTES
             && Command::from(start.command) == Command::SendLongData
             && let Some(capture) = self.capture.as_ref().filter(|capture| capture.has_begun())
@@ -104,7 +105,7 @@ impl SessionStatements {
     ) {
         let Some(capture) = &mut self.capture else { return };
         if self.has_attributes && command == Command::Execute {
-            return; // the format has no place for query attributes, so the command is counted as lost
+            return; // the format has no place for query attributes; `end_captured` counts the command as lost
         }
         let content = match text_range(payload, self.has_attributes) {
             Some(range) if command == Command::Query => &payload[range],
