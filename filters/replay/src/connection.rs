@@ -169,19 +169,20 @@ impl<'a> Connection<'a> {
         self.received.reserve(needed.saturating_sub(self.received.len()).max(READ_BYTES));
         let mut buffer = [0; READ_BYTES];
         loop {
+            if self.stop.is_overdue() {
+                return Err(ConnectionError::Stopped);
+            }
+            if Instant::now() >= deadline {
+                return Err(ConnectionError::TimedOut);
+            }
             let length = match self.socket.read(&mut buffer) {
                 Ok(0) => return Err(ConnectionError::Closed),
                 Ok(length) => length,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    if self.stop.is_overdue() {
-                        return Err(ConnectionError::Stopped);
-                    }
-                    if Instant::now() >= deadline {
-                        return Err(ConnectionError::TimedOut);
-                    }
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) =>
+                {
                     continue;
                 }
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error.into()),
             };
             let Some(tls) = &mut self.tls else {

@@ -57,8 +57,8 @@ impl Counters {
 pub(crate) struct KnownDigests(Mutex<HashSet<Digest>>);
 
 impl KnownDigests {
-    /// Whether the digest is seen for the first time.
-    pub(crate) fn is_new(&self, digest: &Digest) -> bool {
+    /// Adds a digest. False: it is known already.
+    pub(crate) fn insert(&self, digest: &Digest) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(*digest)
     }
 }

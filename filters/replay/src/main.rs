@@ -13,6 +13,7 @@ mod dry_run;
 mod files;
 mod input;
 mod login;
+mod lost_transaction;
 mod options;
 mod prepared;
 mod reads;

@@ -92,7 +92,7 @@ pub(crate) struct PaceOptions {
     /// As fast as possible; only the order within each session is kept
     #[arg(long, conflicts_with = "speed")]
     pub(crate) unbounded: bool,
-    /// Do not record the results of this many statements at the beginning, or of this many seconds (as in 10s)
+    /// Do not record the results of the first records, so many or of so many seconds (as in 10s)
     #[arg(long, default_value = "0")]
     pub(crate) warm_up: WarmUp,
 }

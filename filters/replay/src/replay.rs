@@ -138,7 +138,9 @@ pub(crate) fn run(options: &RunOptions, directory: &Path) -> Result<Summary, Rep
             let dispatcher = Dispatcher { options, context: &context, reports, sessions, checkpoint: &checkpoint };
             dispatcher.run(input)
         });
-        let _ = recording.join();
+        if recording.join().is_err() {
+            context.failure.set_later("the results could not be recorded, because of a fault of this program".into());
+        }
         begun
     });
     let mut totals = recorder.totals();
@@ -242,6 +244,7 @@ impl Dispatcher<'_, '_, '_> {
         }
         let task = match choose(&statement, &self.options.selection) {
             Choice::Ignore if is_done => return Ok(()),
+            Choice::Ignore if self.sessions.is_open(key.conn) => Task::Ignore,
             Choice::Ignore => {
                 self.report(sequence, key, Event::Skipped(SkipReason::Filtered));
                 return Ok(());

@@ -50,7 +50,6 @@ pub(crate) fn was_refused(statement: &Statement) -> bool {
 
 /// Whether a command is about the session and not about data. Such commands also run in other databases.
 fn controls_session(record: &Record) -> bool {
-    const WORDS: [&[u8]; 6] = [b"use", b"set", b"begin", b"start", b"commit", b"rollback"];
     match record.command {
         Command::Quit
         | Command::InitDb
@@ -58,7 +57,7 @@ fn controls_session(record: &Record) -> bool {
         | Command::ChangeUser
         | Command::ResetConnection
         | Command::SetOption => true,
-        Command::Query => WORDS.iter().any(|word| sql_text::may_begin_with(&record.payload, word)),
+        Command::Query => sql_text::only_controls_session(&record.payload),
         _ => false,
     }
 }

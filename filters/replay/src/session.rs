@@ -9,7 +9,6 @@ use mysql_proto::command::Command;
 use mysql_proto::status;
 use sql_text::Normalizer;
 use traffic_files::directory::Statement;
-use traffic_files::record::Record;
 use traffic_files::result::ResultLine;
 
 use crate::budget;
@@ -17,6 +16,7 @@ use crate::checkpoint::RecordKey;
 use crate::connection::{Answer, Connection, ConnectionError};
 use crate::context::{Context, Counters, Reports};
 use crate::login::LoginError;
+use crate::lost_transaction::LostTransaction;
 use crate::recorder::{Event, Finished, Replayed, SERVER_LOST};
 use crate::response::Response;
 use crate::selection::was_refused;
@@ -41,6 +41,8 @@ pub(crate) enum Task {
     /// It does not run the record, but keeps what the record changes in the session's state. None: the record was
     /// reported already.
     Remember(Option<SkipReason>),
+    /// It only reports the record, after those before it. A checkpoint says of each session how far it is.
+    Ignore,
 }
 
 pub(crate) struct Work {
@@ -66,9 +68,7 @@ pub(crate) struct Session<'a> {
     state: SessionState,
     normalizer: Normalizer,
     connection: Option<Connection<'a>>,
-    /// The replay has lost its connection within a transaction, and has not reached the end of that transaction in the
-    /// capture.
-    has_lost_transaction: bool,
+    lost_transaction: LostTransaction,
 }
 
 /// How the attempt to run a command ended.
@@ -81,9 +81,15 @@ enum Outcome {
 }
 
 impl<'a> Session<'a> {
-    pub(crate) fn new(context: &'a Context, reports: Reports, status: Arc<SessionStatus>) -> Self {
+    /// `lost_transaction`: that of the connection on which the session was replayed before.
+    pub(crate) fn new(
+        context: &'a Context,
+        reports: Reports,
+        status: Arc<SessionStatus>,
+        lost_transaction: LostTransaction,
+    ) -> Self {
         let (state, normalizer) = (SessionState::default(), Normalizer::default());
-        Self { context, reports, status, state, normalizer, connection: None, has_lost_transaction: false }
+        Self { context, reports, status, state, normalizer, connection: None, lost_transaction }
     }
 
     /// Replays what comes, until there are no more senders.
@@ -104,6 +110,7 @@ impl<'a> Session<'a> {
         let Work { statement, sequence, task } = work;
         let key = RecordKey { conn: statement.record.connection, time: statement.record.time_ns };
         let event = match task {
+            Task::Ignore => Some(Event::Skipped(SkipReason::Filtered)),
             Task::Remember(reason) => {
                 if statement.record.is_success {
                     self.state.learn(&statement.record, None, false);
@@ -130,7 +137,7 @@ impl<'a> Session<'a> {
         if was_refused(statement) {
             return Some(Event::Skipped(SkipReason::NeverReplayed));
         }
-        if self.has_lost_transaction && self.is_in_lost_transaction(record) {
+        if !self.lost_transaction.admits(record, self.state.statement(record)) {
             let text = self.state.statement(record).map(<[u8]>::to_vec);
             if record.is_success {
                 self.state.learn(record, None, false);
@@ -146,24 +153,21 @@ impl<'a> Session<'a> {
                     let line = self.line(statement, None, 0);
                     return Some(self.replayed(line, None, is_recorded, 0, lag));
                 }
-                Plan::Prepare { captured_id, text } => {
-                    match self.execute(statement, Command::Prepare, &text) {
-                        Outcome::Answered(Answer { response, .. }) if response.error() == 0 => {
-                            // Otherwise the plan would be the same again.
-                            self.state.on_prepared(captured_id, response.prepared_id?);
-                            continue;
-                        }
-                        Outcome::Answered(Answer { response, .. }) => {
-                            let line = self.line(statement, None, response.error());
-                            return Some(self.replayed(line, Some(text), is_recorded, 0, lag));
-                        }
-                        Outcome::Failed(error) => {
-                            let line = self.line(statement, None, error);
-                            return Some(self.replayed(line, Some(text), is_recorded, 0, lag));
-                        }
-                        Outcome::Unknown => return None,
+                Plan::Prepare { captured_id, text } => match self.execute(statement, Command::Prepare, &text) {
+                    Outcome::Answered(Answer { response: Response { prepared_id: Some(id), .. }, .. }) => {
+                        self.state.on_prepared(captured_id, id);
+                        continue;
                     }
-                }
+                    Outcome::Answered(Answer { response, .. }) => {
+                        let line = self.line(statement, None, response.error());
+                        return Some(self.replayed(line, Some(text), is_recorded, 0, lag));
+                    }
+                    Outcome::Failed(error) => {
+                        let line = self.line(statement, None, error);
+                        return Some(self.replayed(line, Some(text), is_recorded, 0, lag));
+                    }
+                    Outcome::Unknown => return None,
+                },
                 Plan::Send { command, payload } => (command, payload),
             };
             let text = self.state.statement(record).map(<[u8]>::to_vec);
@@ -185,25 +189,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Whether a command belongs to the transaction that was lost: its rest must not be committed without its
-    /// beginning.
-    fn is_in_lost_transaction(&mut self, record: &Record) -> bool {
-        const NEW: [&[u8]; 6] = [b"begin", b"start", b"create", b"alter", b"drop", b"truncate"];
-        if !matches!(record.command, Command::Query | Command::Execute | Command::BulkExecute) {
-            self.has_lost_transaction &= !matches!(record.command, Command::ChangeUser | Command::ResetConnection);
-            return false;
-        }
-        let text = self.state.statement(record).unwrap_or_default();
-        let is_new = NEW.iter().any(|word| sql_text::may_begin_with(text, word));
-        let is_partial = text.to_ascii_lowercase().windows(2).any(|bytes| bytes == b"to");
-        let is_end =
-            sql_text::may_begin_with(text, b"commit") || sql_text::may_begin_with(text, b"rollback") && !is_partial;
-        self.has_lost_transaction = !is_new && !is_end;
-        !is_new
-    }
-
     fn execute(&mut self, statement: &Statement, command: Command, payload: &[u8]) -> Outcome {
-        // Only reads are limited: they do not wait for locks that a session holds whose turn has not come.
+        // The limit is for reads alone. Writes could have all permits while they wait for a lock of a session that waits
+        // for a permit.
         let Some(_permit) = self.context.running.begin(&self.context.stop) else { return Outcome::Unknown };
         if let Err(outcome) = self.connect(statement) {
             return outcome;
@@ -224,10 +212,9 @@ impl<'a> Session<'a> {
                 self.connection = None;
                 self.state.on_disconnected();
                 let was_in_transaction = self.status.is_in_transaction.swap(false, Ordering::Relaxed);
-                self.has_lost_transaction |= was_in_transaction && !self.context.reads_only;
-                if self.has_lost_transaction {
-                    // It may be the end of the transaction.
-                    self.is_in_lost_transaction(&statement.record);
+                if !self.context.reads_only {
+                    let text = self.state.statement(&statement.record);
+                    self.lost_transaction.on_connection_lost(&statement.record, text, was_in_transaction);
                 }
                 Counters::add(&self.context.counters.lost_connections);
                 Outcome::Failed(SERVER_LOST)
@@ -260,9 +247,9 @@ impl<'a> Session<'a> {
             let is_last = Instant::now() + pause >= deadline;
             match &error {
                 ConnectionError::Stopped => return Err(Outcome::Unknown),
-                ConnectionError::Login(LoginError::Refused { code, .. })
-                    if is_last || !TRANSIENT_ERRORS.contains(code) =>
-                {
+                ConnectionError::Login(LoginError::Refused { code, .. }) if !TRANSIENT_ERRORS.contains(code) => {
+                    let connection = statement.record.connection;
+                    self.context.warnings.show(&format!("session {connection} cannot log in: {error}"));
                     return Err(Outcome::Failed(*code));
                 }
                 ConnectionError::Login(LoginError::Refused { .. })
@@ -271,7 +258,8 @@ impl<'a> Session<'a> {
                 | ConnectionError::TimedOut
                     if !is_last => {}
                 _ => {
-                    let reason = format!("cannot connect to {}: {error}", self.context.target.name);
+                    let name = &self.context.target.name;
+                    let reason = format!("cannot connect to {name}: {error}; when it is possible, --resume continues");
                     self.context.failure.set(reason, &self.context.stop);
                     return Err(Outcome::Unknown);
                 }
@@ -324,7 +312,7 @@ impl<'a> Session<'a> {
             if line.digest.is_none() {
                 line.digest = Some(sql_text::digest(self.normalizer.normalize(&text)));
             }
-            if is_recorded && line.digest.is_some_and(|digest| self.context.digests.is_new(&digest)) {
+            if is_recorded && line.digest.is_some_and(|digest| self.context.digests.insert(&digest)) {
                 new_text = Some(self.normalizer.normalize(&text).to_vec());
             }
         }

@@ -46,7 +46,8 @@ pub(crate) struct SessionState {
 }
 
 impl SessionState {
-    /// Decides about the next command.
+    /// Decides about the next command. Also keeps what it prepares, so it is called once for each record, and again only
+    /// after [`Plan::Prepare`].
     pub(crate) fn plan<'a>(&mut self, record: &'a Record, reads_only: bool) -> Plan<'a> {
         let send = || Plan::Send { command: record.command, payload: Cow::Borrowed(&record.payload) };
         match record.command {

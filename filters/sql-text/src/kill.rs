@@ -15,7 +15,8 @@ pub struct Kill {
     pub id_range: Range<usize>,
 }
 
-/// Whether a text may begin with this keyword, in lower case. `start`: its first bytes.
+/// Whether a text may begin with this keyword, in lower case. True for all texts that begin with a comment, so it only
+/// serves to skip work. `start`: the first bytes of the text.
 #[must_use]
 pub fn may_begin_with(start: &[u8], keyword: &[u8]) -> bool {
     let first = start.iter().position(|byte| !is_space(*byte));

@@ -21,6 +21,7 @@ mod split;
 mod tables;
 mod text;
 mod tokens;
+mod transactions;
 
 pub use comments::without_comments;
 pub use kill::{Kill, kill, may_begin_with};
@@ -29,6 +30,7 @@ pub use parts::{PreparedText, parameters, prepared_text, quoted_string, session_
 pub use split::statements;
 pub use tables::{TableNames, rename_tables};
 pub use text::lowercase;
+pub use transactions::{TransactionStep, only_controls_session, transaction_step};
 
 /// The digest of a normalized statement. TiDB shows it in hexadecimal ([`hexadecimal`]).
 pub type Digest = [u8; 32];

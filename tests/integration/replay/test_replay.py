@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -188,6 +189,38 @@ def test_rest_of_a_lost_transaction_is_not_committed(
     assert sql(f"select id from {table} where id > 3") == ((6,),)
 
 
+def test_transaction_is_lost_with_its_first_statement(
+    replay: Callable[..., Replay], database: str, sql: Any
+) -> None:
+    table = f"{database}.t"
+    capture = Capture().add(5, "begin /* sleeps */; select sleep(60)")
+    capture.add(5, f"/* app */ insert into {table} values (4, 4)").add(5, "rollback")
+    capture.add(5, f"insert into {table} values (5, 5)")
+    done = replay(capture, "--unbounded", "--timeout", "0.5")
+    assert done.errors() == [SERVER_LOST, SERVER_LOST, SERVER_LOST, 0]
+    assert sql(f"select id from {table} where id > 3") == ((5,),)
+
+
+def test_rest_of_a_transaction_does_not_run_on_another_connection(
+    replay: Callable[..., Replay], database: str, sql: Any
+) -> None:
+    table = f"{database}.t"
+    capture = Capture().add(1, "begin").add(1, f"insert into {table} values (4, 4)")
+    capture.add(2, "select 1")  # takes the place of the first session, which is idle
+    capture.add(1, f"/* app */ insert into {table} values (5, 5)").add(1, "commit")
+    capture.add(1, f"insert into {table} values (6, 6)")
+    done = replay(capture, "--unbounded", "--max-connections", "1")
+    assert done.totals["displaced_sessions"] == 2
+    assert sorted(done.errors()) == [0, 0, 0, 0, SERVER_LOST, SERVER_LOST]
+    assert sql(f"select id from {table} where id > 3") == ((6,),)
+
+
+def test_timeout_ends_a_statement_whose_rows_keep_coming(replay: Callable[..., Replay]) -> None:
+    capture = Capture().add(5, "select seq from mysql.seq_1_to_100000000").add(5, "select 1")
+    done = replay(capture, "--unbounded", "--timeout", "0.5")
+    assert done.errors() == [SERVER_LOST, 0]
+
+
 def test_statements_behind_a_lost_end_of_a_transaction_run(
     replay: Callable[..., Replay], database: str, sql: Any
 ) -> None:
@@ -234,6 +267,31 @@ def test_replay_that_was_interrupted_goes_on_and_repeats_nothing(
     other = Capture().add(1, "select 1").write(tmp_path / "other")
     refused = run_replay(other, "--unbounded", "--resume", address=address, output=output)
     assert "of a replay of other input" in refused.stderr
+
+
+def test_resumed_replay_runs_what_was_read_before_records_that_are_left_out(
+    tmp_path: Path, mariadb: MariaDb, database: str, sql: Any
+) -> None:
+    sql("create table done (id int)")
+    capture = Capture()
+    for number in range(1000):
+        capture.add(1, f"insert into {database}.done values ({number})", at_ms=number)
+    capture.add(1, "select 1", at_ms=2000)
+    # It is read, and left out, long before the session has come so far.
+    last = datetime.fromtimestamp(capture.commands[-1].time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    directory, output = capture.write(tmp_path / "capture"), tmp_path / "output"
+    address = f"127.0.0.1:{mariadb.port}"
+    options = ["--unbounded", "--to", last]
+    command = [*replay_command(directory, address=address, output=output), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while sql("select count(*) from done")[0][0] < 50:
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert sql("select count(*) from done")[0][0] < 1000
+    resumed = run_replay(directory, *options, "--resume", address=address, output=output)
+    assert resumed.exit_code == 0, resumed.stderr
+    assert sql("select count(*), count(distinct id) from done") == ((1000, 1000),)
 
 
 def test_damaged_input_ends_the_replay_and_what_was_done_is_kept(tmp_path: Path, mariadb: MariaDb) -> None:
