@@ -41,7 +41,11 @@ from controlplane.rollouts.observation import ClusterState, RolloutView, observe
 from controlplane.rollouts.preflight import PreflightResult, run_preflight, select_nodes
 from controlplane.rollouts.repository import RolloutRepository
 from controlplane.rollouts.state_machine import Effects
-from controlplane.rollouts.verification_baseline import choose_baseline
+from controlplane.rollouts.verification_baseline import (
+    choose_baseline,
+    find_changed_process,
+    identify_processes,
+)
 from controlplane.storage.store import Store, Versioned
 
 # The pause after a pass is this multiple of the pass's duration, because a pass over thousands of nodes takes
@@ -282,13 +286,16 @@ class RolloutService:
 
         def build_request() -> VerificationRequest:
             plan, current = self._cluster_state().plan, self._repository.get(rollout.id)
+            baseline = choose_baseline(current, address, plan)
+            processes = identify_processes(plan, [address, *([baseline] if baseline else [])])
             return VerificationRequest(
                 node=address,
-                baseline=choose_baseline(current, address, plan),
+                baseline=baseline,
                 group=plan.nodes[address].group if address in plan.nodes else "",
                 capture=rollout.spec.capture,
                 max_ratio=rollout.spec.verify_ratio,
                 directory=self._results_directory / quote(rollout.id, safe=""),
+                find_change=lambda: find_changed_process(processes, self._cluster_state().plan),
             )
 
         if not self._verification_runner.is_known(key):

@@ -236,7 +236,9 @@ def _start_next(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
     unavailable = view.unavailable.keys() - in_progress - exempt
     active_per_group = Counter(group for address, group in view.active.items() if address not in in_progress)
     wait_reason = ""
-    pending = [step for step in steps.values() if step.stage is Stage.PENDING]
+    # A node whose turn is still to come may be the old one with which another node is compared.
+    is_comparing = any(step.stage is Stage.VERIFYING for step in steps.values())
+    pending = [step for step in steps.values() if step.stage is Stage.PENDING and not is_comparing]
     for step in sorted(pending, key=lambda step: not step.owns_drain):  # drained nodes first
         address, node = step.address, view.nodes.get(step.address)
         if len(in_progress) >= spec.max_unavailable:

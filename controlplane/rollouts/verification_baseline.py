@@ -1,6 +1,9 @@
-"""Chooses the old node with which an upgraded node is compared. No I/O."""
+"""Chooses the old node with which an upgraded node is compared, and notices if either changes. No I/O."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from controlplane.model.nodes import State
 from controlplane.model.plan import NodePlan, Plan
@@ -41,3 +44,27 @@ def choose_baseline(rollout: Rollout, address: str, plan: Plan) -> str | None:
         if other not in rollout.steps and serves(planned) and planned.version == version
     )
     return next(iter(candidates), None)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProcess:
+    """What tells two processes of a node apart. `started_at`: None if it is not known."""
+
+    started_at: float | None
+    version: str
+
+
+def identify_processes(plan: Plan, addresses: Iterable[str]) -> Mapping[str, NodeProcess | None]:
+    """Return the present processes of these nodes; None for a node that is not known."""
+    nodes = {address: plan.nodes.get(address) for address in addresses}
+    return {
+        address: None if planned is None else NodeProcess(planned.node.started_at, planned.version)
+        for address, planned in nodes.items()
+    }
+
+
+def find_changed_process(processes: Mapping[str, NodeProcess | None], plan: Plan) -> str:
+    """Return which node is not the same process any more, as a sentence, or an empty string."""
+    present = identify_processes(plan, processes)
+    changed = [address for address, process in processes.items() if present[address] != process]
+    return f"{changed[0]} was restarted or removed during the replay" if changed else ""

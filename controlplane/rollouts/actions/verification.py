@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from controlplane.verification.verdict import confirm, judge, needs_confirmation
 _COMPARE_TIMEOUT_SECONDS = 600.0
 _THREADS = ThreadPool("verification files", 1)
 _BASELINE_NODE_FILE = "node"
-# Reads that fail on the old node as well compare nothing.
+# If more of the reads fail on the old node, the comparison says nothing.
 _MAX_FAILED_SHARE = 0.5
 
 
@@ -45,6 +45,8 @@ class VerificationRequest:
     capture: str
     max_ratio: float
     directory: Path  # for the results; one for each rollout
+    find_change: Callable[[], str]
+    """Returns which of the nodes is another process since the request, as a sentence, or an empty string."""
 
 
 async def run_verification(
@@ -60,7 +62,10 @@ async def run_verification(
 
 
 def find_verification_problem(capture: str, settings: VerificationSettings) -> str:
-    """Return why this control plane cannot verify nodes with a capture; an empty string if it can."""
+    """Return why this control plane cannot verify nodes with a capture; an empty string if it can.
+
+    Without a directory in the settings, it has no problem to report here: `run_preflight` names that one.
+    """
     try:
         find_replay_program()
     except ReplayProgramMissing as error:
@@ -116,6 +121,8 @@ async def _compare(
         )
     try:
         await _replay(program, capture, outputs, settings)
+        if change := request.find_change():
+            raise VerificationFailed(f"{change}, so the replays cannot be compared")
         if request.baseline is not None:
             await _THREADS.run(_replace_results, pending_old_results, old_results, request.baseline)
         baseline = await _THREADS.run((old_results / _BASELINE_NODE_FILE).read_text)
@@ -180,8 +187,11 @@ def _judge(
 ) -> VerificationReport:
     comparison = parse_comparison(file.read_bytes())
     if not comparison.totals.pairs:
-        after_warm_up = f" after a warm-up of {settings.warm_up} statements" if settings.warm_up else ""
-        raise VerificationFailed(f"no read of {request.capture} ran on both nodes{after_warm_up}")
+        after_warm_up = f" after a warm-up of {settings.warm_up} records" if settings.warm_up else ""
+        raise VerificationFailed(
+            f"no read of {request.capture} ran on both nodes{after_warm_up}; capture for a longer time"
+            + (", or lower rollouts.verification.warm_up" if settings.warm_up else "")
+        )
     if comparison.totals.old.errors > _MAX_FAILED_SHARE * comparison.totals.pairs:
         raise VerificationFailed(
             f"{comparison.totals.old.errors} of {comparison.totals.pairs} reads failed on {baseline};"

@@ -17,7 +17,11 @@ from controlplane.rollouts import state_machine
 from controlplane.rollouts.actions import verification
 from controlplane.rollouts.observation import RolloutNodeView, VerificationResult
 from controlplane.rollouts.state_machine import Effects, advance
-from controlplane.rollouts.verification_baseline import choose_baseline
+from controlplane.rollouts.verification_baseline import (
+    choose_baseline,
+    find_changed_process,
+    identify_processes,
+)
 from controlplane.storage.file_formats import ROLLOUT_CODEC
 from controlplane.verification.verdict import judge, shorten_report
 from tests.support.controlplane.comparisons import SAME, SLOW, comparison_with, digest_comparison
@@ -236,3 +240,29 @@ def test_node_that_already_has_the_new_version_is_not_old() -> None:
     restarted = Plan({A: planned(A, State.DRAINED), B: planned(B), C: planned(C)})
     assert choose_baseline(rollout, A, restarted) == C, "the rollout changes no version"
     assert choose_baseline(rollout, A, Plan({})) is None
+
+
+def test_replacement_of_a_compared_node_is_noticed() -> None:
+    plan = Plan({address: planned(address) for address in (A, B, C)})
+    processes = identify_processes(plan, [A, B])
+    assert find_changed_process(processes, plan) == ""
+    others = Plan({A: planned(A), B: planned(B)})
+    assert find_changed_process(processes, others) == "", "C is not compared"
+    for changed in (
+        planned(B, version=NEW_VERSION),
+        replace(planned(B), node=replace(plan.nodes[B].node, started_at=5.0)),
+    ):
+        text = find_changed_process(processes, Plan({A: planned(A), B: changed}))
+        assert text == f"{B} was restarted or removed during the replay"
+    assert find_changed_process(processes, Plan({B: planned(B)})).startswith(A)
+
+
+def test_no_node_starts_while_another_one_is_compared() -> None:
+    """It may be the old node of the comparison."""
+    spec = replace(SPEC, max_unavailable=2)
+    nodes = {A: returned_view(), B: node_view()}
+    compared, effects = advance(verifying(spec), rollout_view(nodes), NOW)
+    assert (compared.steps[B].stage, effects.drain) == (Stage.PENDING, ())
+    done = rollout_with_steps(spec, step_of_a(Stage.DONE))
+    started, _ = advance(done, rollout_view(nodes), NOW)
+    assert started.steps[B].stage is Stage.DRAINING
