@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,13 @@ import typer
 _DURATION_PATTERN = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _MAX_DURATION_DAYS = 7
 _SECONDS_PER_DAY = 86_400
+
+
+def require_finite(value: float | None) -> float | None:
+    """Return the value of an option. Raises BadParameter for `nan` and `inf`, which pass limits."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
 
 
 def parse_duration(text: str, max_days: int = _MAX_DURATION_DAYS) -> float:

@@ -13,7 +13,7 @@ import typer
 
 from cli.client import ControlPlaneClient
 from cli.errors import CliError, UsageError
-from cli.options import DEFAULT_URL, Address, AsJson, Url, duration_option
+from cli.options import DEFAULT_URL, Address, AsJson, Url, duration_option, require_finite
 from cli.output import (
     format_count,
     format_duration,
@@ -102,7 +102,11 @@ def start(
     ] = "",
     verify_ratio: Annotated[
         float,
-        typer.Option(min=1.0, help="A statement is slower if it takes at least this many times as long."),
+        typer.Option(
+            min=1.0,
+            callback=require_finite,
+            help="A statement is slower if it takes at least this many times as long.",
+        ),
     ] = DEFAULT_MAX_RATIO,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done, and what prevents it.")

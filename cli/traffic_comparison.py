@@ -19,7 +19,7 @@ from cli.comparison_tables import (
     verdict_lines,
 )
 from cli.errors import CliError
-from cli.options import AsJson
+from cli.options import AsJson, require_finite
 from cli.output import format_time, print_note, print_result, sanitize, show_json, show_table
 from cli.replay_program import run_replay_program
 from controlplane.model.comparison import DEFAULT_MAX_RATIO, Comparison, Finding, FindingKind
@@ -34,6 +34,7 @@ MaxRatio = Annotated[
     typer.Option(
         "--max-ratio",
         min=1.0,
+        callback=require_finite,
         help="A statement is slower if it takes at least this many times as long and the interval of the"
         " ratio is above 1; default 1.5. With this option, the exit code is 1 if a statement is slower or has"
         " a new error.",

@@ -58,6 +58,7 @@ def test_start_sends_the_capture_and_the_ratio(monkeypatch: pytest.MonkeyPatch) 
     assert run([*start, "--verify", "replay:monday", "--verify-ratio", "2"]) == 0
     body = json.loads(requests[0].content)
     assert (body["verify"], body["verify_ratio"]) == ("replay:monday", 2.0)
+    assert run([*start, "--verify", "replay:monday", "--verify-ratio", "inf"]) == 2
     assert run(start) == 0
     assert "verify" not in json.loads(requests[1].content), "older control planes would reject it"
 

@@ -139,6 +139,7 @@ def test_max_ratio_decides_the_exit_code(install: Install, tmp_path: Path) -> No
     assert run([*compare, "--max-ratio", "1.5"]) == 1
     assert run([*compare, "--max-ratio", "2"]) == 0
     assert run([*compare, "--max-ratio", "2", "--results-must-match"]) == 1
+    assert run([*compare, "--max-ratio", "nan"]) == 2
 
 
 def test_compare_writes_json_and_a_page(
