@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.load_client import SliceResult
 from bench.machine import CpuUsage
 from bench.proxies import haproxy
 from bench.proxies.backends import DatabaseBackend
@@ -79,8 +80,12 @@ def test_compares_figures_block_by_block() -> None:
 
 
 def test_seconds_are_compared_with_the_mean_of_the_reference() -> None:
-    qps = {"no capture": [100.0, 98.0, 102.0], "capture": [100.0, 97.0, 97.0]}
-    reference, capture = compare_seconds(WORKLOADS[0], qps, cpu=0.7)
+    def slices(*lengths: float) -> list[SliceResult]:
+        return [SliceResult(seconds, [1.0] * 99 + [5.0 * seconds], []) for seconds in lengths]
+
+    results = {"no capture": slices(1.0, 100 / 98, 100 / 102), "capture": slices(1.0, 100 / 97, 100 / 97)}
+    reference, capture = compare_seconds(WORKLOADS[0], results, cpu=0.7)
+    assert (capture.p99, capture.slowest) == pytest.approx((5.0, 5 * 100 / 97), abs=0.2)
     assert (reference.change, reference.worst_change) == pytest.approx((0.0, -0.02))
     assert (capture.change, capture.worst_change) == pytest.approx((-0.02, -0.03))
 
