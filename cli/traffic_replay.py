@@ -59,7 +59,7 @@ def replay(
         _Text,
         typer.Option(
             metavar="N|SECONDSs",
-            help="Do not record the results of the first N statements, or of the first seconds (10s).",
+            help="Do not record the results of the first N records, or of the first seconds (10s).",
         ),
     ] = None,
     max_connections: Annotated[

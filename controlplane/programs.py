@@ -23,6 +23,6 @@ def find_program(name: str) -> Path | None:
 def how_to_install(name: str) -> str:
     """Return what a user can do if a program is not installed."""
     return (
-        f"install Tidevoy's wheel for Linux, its package or its image, which contain {name}, or build it with"
-        " `cargo build --release` in filters/"
+        "install Tidevoy's wheel for Linux, its Debian package or the image of the control plane, which"
+        f" contain {name}, or build it in a checkout, with `cargo build --release` in filters/"
     )

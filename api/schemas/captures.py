@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
 
 from api.schemas.common import OptionalText, ResponseModel, StrictRequest, attribute
 from controlplane.model.capture import MAX_DURATION_SECONDS
@@ -13,7 +14,18 @@ from controlplane.model.views import CaptureState
 
 _MAX_NAMES = 100
 
-CaptureName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")]
+_NAME_PATTERN = re.compile(r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
+
+
+def _check_name(value: str) -> str:
+    if _NAME_PATTERN.fullmatch(value) is None:
+        raise ValueError("must have 1 to 64 letters, digits, dots, underscores or hyphens, and no dot first")
+    return value
+
+
+_CaptureName = Annotated[
+    str, AfterValidator(_check_name), WithJsonSchema({"type": "string", "pattern": _NAME_PATTERN.pattern})
+]
 _EnvoyId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
@@ -21,7 +33,7 @@ _Name = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 class StartCaptureRequest(StrictRequest):
     """What is captured, and for how long."""
 
-    name: CaptureName | None = Field(
+    name: _CaptureName | None = Field(
         None, description="Name of its directory; default: the time in UTC, such as `20261128T160405`."
     )
     duration_seconds: float = Field(
@@ -61,7 +73,8 @@ class EnvoyCaptureDetails(ResponseModel):
     )
     dropped: int | None = attribute(
         "counts.dropped",
-        "Records that are missing, because the disk was slow or full, or a request was too long.",
+        "Records that are missing: the disk was slow or full, a request was too long or had query attributes"
+        " that the format has no place for, or the session ended before the command.",
         default=None,
     )
     filtered: int | None = attribute(

@@ -90,8 +90,8 @@ class VerificationSettings(UserSettings):
     """Directory with the captures, on the machine of each control plane; default: no verification."""
     user: str | None = setting(None, min_length=1)
     """User of all replayed sessions. It needs to read what the captured statements read, and no more."""
-    warm_up: int = setting(1_000, unit="statements", ge=0, le=100_000_000)
-    """Number of statements that run before the measurement begins."""
+    warm_up: int = setting(1_000, unit="records", ge=0, le=100_000_000)
+    """Number of records before those that are compared. It includes writes, which are skipped."""
     max_running: int = setting(8, unit="statements", ge=1, le=10_000)
     """Number of statements that a replay runs at the same time. The old node serves clients meanwhile."""
     max_connections: int = setting(1_000, ge=1, le=10_000)
