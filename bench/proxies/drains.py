@@ -13,7 +13,7 @@ import httpx2
 from bench.load_client import SliceRunner
 from bench.proxies.contenders import Contender
 from bench.proxies.setup import ProxyBenchSetup
-from bench.proxies.workloads import POINT_SELECT, ROWS
+from bench.proxies.workloads import ProxyWorkload
 from cli.output import print_note
 from sandbox.tidb import Tidb
 
@@ -63,11 +63,8 @@ async def measure(
         async with (
             httpx2.AsyncClient(base_url=proxy.api, trust_env=False, timeout=10.0) as api,
             bench.client.keep_idle(proxy.target.port, connections=sessions) as idle_results,
-            bench.client.slices(
-                [proxy.target], connections=_CLIENTS, statement=POINT_SELECT, max_number=ROWS // 2
-            ) as slices,
+            bench.connect(ProxyWorkload("point select", _CLIENTS), [proxy]) as slices,
         ):
-            bench.pin_clients(slices.pid)
             trial = _DrainTrial(api, slices, seconds)
             await trial.wait_until(lambda: trial.are_active(first, second))
             at_rest = [await trial.measure_slowest() for _ in range(drains)]

@@ -95,13 +95,7 @@ async def measure(
 
     Raises ProcessFailed if a single statement fails, and TimeoutError.
     """
-    async with bench.client.slices(
-        [proxy.target for proxy in proxies.values()],
-        connections=workload.clients,
-        statement=workload.statement,
-        max_number=workload.highest_id,
-    ) as slices:
-        bench.pin_clients(slices.pid)
+    async with bench.connect(workload, proxies.values()) as slices:
         targets = {name: (index, proxy) for index, (name, proxy) in enumerate(proxies.items())}
         for name in proxies:
             await _measure_slice(slices, *targets[name], workload, Block(), _WARM_UP_SECONDS)

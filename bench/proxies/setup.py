@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from bench.load_client import LoadClient
+from bench.load_client import LoadClient, SliceRunner
 from bench.proxies.backends import start_mariadb, start_tidb
 from bench.proxies.contenders import Contender, ProxySite, RunningProxy
-from bench.proxies.workloads import ROWS, Encryption
+from bench.proxies.workloads import ROWS, Encryption, ProxyWorkload
 from cli.output import print_note
 from sandbox.ports import Ports
 from sandbox.session_certificate import SessionCertificate
@@ -50,8 +50,19 @@ class ProxyBenchSetup:
     client: LoadClient
     pinning: CpuPinning
 
-    def pin_clients(self, pid: int) -> None:
-        _pin(pid, self.pinning.clients)
+    @asynccontextmanager
+    async def connect(
+        self, workload: ProxyWorkload, proxies: Iterable[RunningProxy]
+    ) -> AsyncIterator[SliceRunner]:
+        """Keep the workload's connections to all proxies open, in one load client."""
+        async with self.client.slices(
+            [proxy.target for proxy in proxies],
+            connections=workload.clients,
+            statement=workload.statement,
+            max_number=workload.highest_id,
+        ) as slices:
+            _pin(slices.pid, self.pinning.clients)
+            yield slices
 
     @asynccontextmanager
     async def run(

@@ -101,13 +101,7 @@ async def compare_at_cpu(
     comparisons = []
     async with bench.run(contenders) as proxies:
         for number, workload in enumerate(workloads, start=1):
-            async with bench.client.slices(
-                [proxy.target for proxy in proxies.values()],
-                connections=workload.clients,
-                statement=workload.statement,
-                max_number=workload.highest_id,
-            ) as slices:
-                bench.pin_clients(slices.pid)
+            async with bench.connect(workload, proxies.values()) as slices:
                 steady = await _at_cpu(slices, workload, cpu)
                 print_note(f"{number} of {len(workloads)}: {steady.name}")
                 comparisons += await _measure(slices, steady, proxies)
