@@ -33,7 +33,7 @@ _FIRST_RATE = 2_000.0
 
 @dataclass(frozen=True)
 class SteadyComparison:
-    """The queries per second of one contender at a fixed rate, beside those of the reference.
+    """How many queries per second a contender answers at a fixed rate, compared with the reference contender.
 
     `rate`: queries per second that the clients send. `cpu`: fraction of the machine, from 0 to 1, that was
     busy with the reference; the clients and the server are included. `qps`: the mean of all seconds;
@@ -54,13 +54,13 @@ class SteadyComparison:
     @computed_field  # type: ignore[prop-decorator]  # mypy does not support decorated properties
     @property
     def change(self) -> float:
-        """The change of the mean, as a fraction; negative: fewer queries."""
+        """The change of the mean from that of the reference, as a fraction; negative: fewer queries."""
         return self.qps / self.reference_qps - 1
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def worst_change(self) -> float:
-        """How far the slowest second is from the reference's mean, as a fraction."""
+        """The change of the slowest second from the mean of the reference, as a fraction."""
         return self.worst / self.reference_qps - 1
 
 

@@ -65,17 +65,10 @@ fn steps(text: &[u8]) -> impl Iterator<Item = TransactionStep> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_records::record;
 
     fn query(text: &str) -> Record {
-        Record {
-            time_ns: 1,
-            connection: 1,
-            command: Command::Query,
-            is_success: true,
-            prepared_id: None,
-            prepared_text: None,
-            payload: text.into(),
-        }
+        record(Command::Query, text.as_bytes())
     }
 
     /// Whether these texts run, one after the other.
@@ -117,9 +110,9 @@ mod tests {
     #[test]
     fn statement_without_a_known_text_belongs_to_the_lost_transaction() {
         let mut lost = LostTransaction::new(true);
-        let execute = Record { command: Command::Execute, ..query("") };
+        let execute = record(Command::Execute, b"");
         assert!(!lost.admits(&execute, None));
-        let reset = Record { command: Command::ResetConnection, ..query("") };
+        let reset = record(Command::ResetConnection, b"");
         assert!(lost.admits(&reset, None) && lost.admits(&execute, None));
     }
 }

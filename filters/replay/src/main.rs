@@ -29,6 +29,8 @@ mod skip;
 mod slow_log;
 mod stop;
 mod target;
+#[cfg(test)]
+mod test_records;
 mod totals;
 
 use std::process::ExitCode;

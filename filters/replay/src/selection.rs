@@ -70,17 +70,10 @@ mod tests {
     use traffic_files::result::ResultLine;
 
     use super::*;
+    use crate::test_records::record;
 
     fn statement(text: &str, user: &str, database: &str) -> Statement {
-        let record = Record {
-            time_ns: 100,
-            connection: 1,
-            command: Command::Query,
-            is_success: true,
-            prepared_id: None,
-            prepared_text: None,
-            payload: text.into(),
-        };
+        let record = Record { time_ns: 100, ..record(Command::Query, text.as_bytes()) };
         let result = ResultLine {
             connection: 1,
             time_ns: 100,

@@ -159,7 +159,9 @@ impl<'a> Session<'a> {
                         continue;
                     }
                     Outcome::Answered(Answer { response, .. }) => {
-                        let line = self.line(statement, None, response.error());
+                        // Success without an id breaks the protocol. The statement has not run.
+                        let error = if response.error() == 0 { SERVER_LOST } else { response.error() };
+                        let line = self.line(statement, None, error);
                         return Some(self.replayed(line, Some(text), is_recorded, 0, lag));
                     }
                     Outcome::Failed(error) => {

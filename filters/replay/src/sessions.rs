@@ -74,7 +74,7 @@ impl<'scope, 'env> Sessions<'scope, 'env> {
         Ok(())
     }
 
-    /// Whether the session may have records that are not done.
+    /// Whether the session is being replayed, so that earlier records of it may still wait or run.
     pub(crate) fn is_open(&self, connection: u64) -> bool {
         self.open.contains_key(&connection)
     }

@@ -15,8 +15,8 @@ pub struct Kill {
     pub id_range: Range<usize>,
 }
 
-/// Whether a text may begin with this keyword, in lower case. True for all texts that begin with a comment, so it only
-/// serves to skip work. `start`: the first bytes of the text.
+/// Whether a text may begin with this keyword, in lower case. It is also true for every text that begins with a comment:
+/// it is a cheap test before an exact one, and does not replace that. `start`: the first bytes of the text.
 #[must_use]
 pub fn may_begin_with(start: &[u8], keyword: &[u8]) -> bool {
     let first = start.iter().position(|byte| !is_space(*byte));

@@ -60,11 +60,9 @@ fn has_chain(tokens: &mut Tokens<'_>) -> bool {
 #[must_use]
 pub fn only_controls_session(text: &[u8]) -> bool {
     const WORDS: [&[u8]; 6] = [b"use", b"set", b"begin", b"start", b"commit", b"rollback"];
-    let mut count = 0;
-    statements(text).filter(|statement| !Tokens::new(statement).is_at_end()).all(|statement| {
-        count += 1;
-        WORDS.iter().any(|word| Tokens::new(&statement).skip_keyword(word))
-    }) && count > 0
+    let mut statements = statements(text).filter(|statement| !Tokens::new(statement).is_at_end()).peekable();
+    statements.peek().is_some()
+        && statements.all(|statement| WORDS.iter().any(|word| Tokens::new(&statement).skip_keyword(word)))
 }
 
 #[cfg(test)]

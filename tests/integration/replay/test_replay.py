@@ -239,6 +239,17 @@ def test_statement_may_not_take_longer_than_the_timeout(replay: Callable[..., Re
     assert done.errors() == [SERVER_LOST, 0]
 
 
+def interrupt(command: list[str], sql: Callable[[str], Any]) -> None:
+    """Run a replay that fills the table `done` with 3000 rows, and end it by a signal on the way."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while sql("select count(*) from done")[0][0] < 300:
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (1, "tidevoy-replay: ended by a signal; --resume continues\n")
+    assert 300 <= sql("select count(*) from done")[0][0] < 3000
+
+
 def test_replay_that_was_interrupted_goes_on_and_repeats_nothing(
     tmp_path: Path, mariadb: MariaDb, database: str, sql: Any
 ) -> None:
@@ -248,14 +259,7 @@ def test_replay_that_was_interrupted_goes_on_and_repeats_nothing(
         capture.add(number % 4 + 1, f"insert into {database}.done values ({number}, {number % 4 + 1})")
     directory, output = capture.write(tmp_path / "capture"), tmp_path / "output"
     address = f"127.0.0.1:{mariadb.port}"
-    command = [*replay_command(directory, address=address, output=output), "--unbounded"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while sql("select count(*) from done")[0][0] < 300:
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (1, "tidevoy-replay: ended by a signal; --resume continues\n")
-    assert 300 <= sql("select count(*) from done")[0][0] < 3000
+    interrupt([*replay_command(directory, address=address, output=output), "--unbounded"], sql)
     refused = run_replay(directory, "--unbounded", address=address, output=output)
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "has a replay already" in refused.stderr
@@ -274,24 +278,18 @@ def test_resumed_replay_runs_what_was_read_before_records_that_are_left_out(
 ) -> None:
     sql("create table done (id int)")
     capture = Capture()
-    for number in range(1000):
+    for number in range(3000):
         capture.add(1, f"insert into {database}.done values ({number})", at_ms=number)
-    capture.add(1, "select 1", at_ms=2000)
+    capture.add(1, "select 1", at_ms=4000)
     # It is read, and left out, long before the session has come so far.
     last = datetime.fromtimestamp(capture.commands[-1].time_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     directory, output = capture.write(tmp_path / "capture"), tmp_path / "output"
     address = f"127.0.0.1:{mariadb.port}"
     options = ["--unbounded", "--to", last]
-    command = [*replay_command(directory, address=address, output=output), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while sql("select count(*) from done")[0][0] < 50:
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-    assert sql("select count(*) from done")[0][0] < 1000
+    interrupt([*replay_command(directory, address=address, output=output), *options], sql)
     resumed = run_replay(directory, *options, "--resume", address=address, output=output)
     assert resumed.exit_code == 0, resumed.stderr
-    assert sql("select count(*), count(distinct id) from done") == ((1000, 1000),)
+    assert sql("select count(*), count(distinct id) from done") == ((3000, 3000),)
 
 
 def test_damaged_input_ends_the_replay_and_what_was_done_is_kept(tmp_path: Path, mariadb: MariaDb) -> None:

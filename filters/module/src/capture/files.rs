@@ -154,8 +154,8 @@ impl CaptureFiles {
     }
 }
 
-/// The time for the next name, from that of the last one. Files are read in the order of their names, which show whole
-/// milliseconds of local clocks, so local times must grow even when clocks are set back.
+/// The time for the name of the next file. `last`: that of the file before. Readers sort files by their names, which show
+/// local time in milliseconds. So it grows in local time, too, even when daylight saving time ends.
 fn later_name_time(last: SystemTime, now: SystemTime, local: impl Fn(SystemTime) -> i64) -> SystemTime {
     let time = now.max(last + Duration::from_millis(1));
     let missing = local(last).saturating_add(1).saturating_sub(local(time));

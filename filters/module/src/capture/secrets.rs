@@ -46,10 +46,9 @@ impl Secrecy {
     }
 }
 
-/// Whether exported states hold a secret: in the text of a prepared statement, or in a user variable, by its value or
-/// its name. `json`: the
-/// states (pingcap/tidb `pkg/sessionctx/sessionstates/session_states.go`). Invalid JSON may hold one. `is_hidden`:
-/// whether a text must be left out.
+/// Whether exported states hold a secret: in the text of a prepared statement, or in the name or value of a user
+/// variable. `json`: the states (pingcap/tidb `pkg/sessionctx/sessionstates/session_states.go`). Invalid JSON may hold
+/// one. `is_hidden`: whether a text must be left out.
 pub(super) fn states_have_secret(json: &[u8], mut is_hidden: impl FnMut(&[u8]) -> bool) -> bool {
     let Ok(states) = serde_json::from_slice::<States>(json) else { return true };
     let has_secret = |text: &str| {

@@ -1,18 +1,7 @@
 use proptest::prelude::{any, prop, proptest};
 
 use super::*;
-
-fn record(command: Command, payload: &[u8]) -> Record {
-    Record {
-        time_ns: 1,
-        connection: 1,
-        command,
-        is_success: true,
-        prepared_id: None,
-        prepared_text: None,
-        payload: payload.to_vec(),
-    }
-}
+use crate::test_records::record;
 
 fn prepare(id: u32, text: &str) -> Record {
     Record { prepared_id: Some(id), ..record(Command::Prepare, text.as_bytes()) }
