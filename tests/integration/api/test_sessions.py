@@ -50,13 +50,22 @@ async def get_sessions(server: ApiServer, **query: Any) -> dict[str, Any]:
     return answer
 
 
+async def wait_for_envoys(server: ApiServer, count: int) -> None:
+    """Wait until the control plane knows this many Envoys."""
+
+    async def are_known() -> bool:
+        return len((await server.http.get("/v1/envoys")).json()["envoys"]) == count
+
+    await wait_until(are_known)
+
+
 async def wait_complete(server: ApiServer, envoys: int) -> None:
     """Wait until this many Envoys are known, and all of them answer."""
 
     async def is_complete() -> bool:
-        connected = (await server.http.get("/v1/envoys")).json()["envoys"]
-        return len(connected) == envoys and not (await get_sessions(server))["incomplete"]
+        return not (await get_sessions(server))["incomplete"]
 
+    await wait_for_envoys(server, envoys)
     await wait_until(is_complete)
 
 
@@ -93,12 +102,14 @@ async def test_missing_envoys_are_named(server: ApiServer, modules: list[Session
     assert problem == "not all threads of the Envoy envoy-2 have answered in time"
     assert (await get_sessions(server, envoy="envoy-1"))["incomplete"] == []
     async with FakeEnvoy(server.xds_port, "plain"):
+        await wait_for_envoys(server, 3)
         answer = await get_sessions(server)
         assert answer["incomplete"][-1].endswith("these Envoys do not know their sessions: plain")
 
 
 async def test_envoy_that_does_not_answer_is_named_after_two_seconds(server: ApiServer) -> None:
     async with run_session_module(server.xds_port, *SESSIONS, poll_port=1):
+        await wait_for_envoys(server, 1)
         started = time.monotonic()
         (problem,) = (await get_sessions(server))["incomplete"]
         assert problem.startswith("these Envoys have not answered: envoy-1 (")
@@ -174,6 +185,7 @@ async def test_answers_are_incomplete_until_envoys_have_had_time_to_reconnect(
             async def answers() -> bool:
                 return bool((await get_sessions(server))["incomplete"] == [reason])
 
+            await wait_for_envoys(server, 1)
             await wait_until(answers)
             for id_ in (5, 6, 1 << 40):
                 refusal = (await resolve(port, id_)).refusal

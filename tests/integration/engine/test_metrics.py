@@ -56,6 +56,7 @@ def value(engine: Engine, name: str, **labels: str) -> float | None:
 async def test_all_series_exist_and_series_of_deleted_nodes_disappear(tmp_path: Path) -> None:
     async with healthy_node() as (sql, status), run_engine(settings(tmp_path)) as engine:
         async with FakeEnvoy(engine.xds_port) as envoy:
+            await wait_until(lambda: bool(engine.cluster.envoys()))
             await engine.operations.add(sql, status_address=status, weight=40)
             await wait_for_state(engine, sql, "active")
             envoy.sessions[sql] = 2
