@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -95,10 +96,10 @@ class ReplicaCommands:
             )
 
         seconds = min(request.timeout_milliseconds / 1000, _MAX_SECONDS)
-        with self._queue.run(request.command, add):
-            try:
-                async with asyncio.timeout(seconds):
-                    while True:
-                        await context.write(await replies.get())
-            except TimeoutError:
-                return
+        deadline = asyncio.get_running_loop().time() + seconds
+        with self._queue.run(request.command, add), suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    reply = await replies.get()
+                # Outside the timeout, because gRPC cannot end a call while a write is pending.
+                await context.write(reply)

@@ -235,18 +235,20 @@ class XdsServer:
         await self._identity_checker.authorize(context, stream.envoy_node.id)
         self._registry.add_stream(stream)
         self.statuses_changed.set()
-        wake = asyncio.Event()
+        wake, ended = asyncio.Event(), asyncio.Event()
         wake.set()
         self._wake_events.add(wake)
+        problem = ""
         try:
             async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write(stream, context, wake))
-                await self._read(stream, context, wake)
-                writer.cancel()
-        except* BadRequest as group:
-            problem = str(group.exceptions[0])
-        else:
-            problem = ""
+                tasks.create_task(self._write(stream, context, wake, ended))
+                try:
+                    await self._read(stream, context, wake)
+                except BadRequest as error:
+                    problem = str(error)
+                # The writer is not cancelled: gRPC cannot end a call while a write is pending.
+                ended.set()
+                wake.set()
         finally:
             self._wake_events.discard(wake)
             self._registry.remove_stream(stream)
@@ -265,13 +267,18 @@ class XdsServer:
             self._facts.notify_acks_changed()
             self.statuses_changed.set()
 
-    async def _write(self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event) -> None:
+    async def _write(
+        self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event, ended: asyncio.Event
+    ) -> None:
+        """Send what is published, when `wake` is set. End when `ended` is set too."""
         while True:
             await wake.wait()
             wake.clear()
             # A write waits until the Envoy reads, so the next message may be from a newer snapshot.
-            while (message := stream.next_message(self._snapshots)) is not None:
+            while not ended.is_set() and (message := stream.next_message(self._snapshots)) is not None:
                 await context.write(message)
+            if ended.is_set():
+                return
             self._registry.check_problem(stream, self._snapshots)
             self.statuses_changed.set()
 

@@ -82,6 +82,30 @@ async def test_slow_reader_skips_intermediate_versions(server: XdsServer) -> Non
         call.cancel()
 
 
+@pytest.mark.parametrize("is_malformed", [False, True])
+async def test_stream_with_an_unread_response_ends(server: XdsServer, is_malformed: bool) -> None:
+    """gRPC cannot end a call while a write is pending, so the server waits for the end of the write."""
+    server.publish(large_plan(1))
+    path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+    # Without reads, the client's HTTP/2 window has room for a part of the first response.
+    options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=options) as channel:
+        call = channel.stream_stream(path)()
+        await call.write(first_request("slow").SerializeToString())
+        await wait_until(lambda: bool(server.statuses()))
+        if is_malformed:
+            await call.write(b"\xff\xff\xff")
+        else:
+            await call.done_writing()
+        async with asyncio.timeout(10):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            code = await call.code()
+        assert code is (grpc.StatusCode.INVALID_ARGUMENT if is_malformed else grpc.StatusCode.OK)
+    assert server.statuses()[0].connected_since is None
+
+
 async def test_rejects_request_without_node_id(server: XdsServer) -> None:
     server.publish(make_plan())
     async with stub(server) as client:
