@@ -54,7 +54,7 @@ class ProxyBenchSetup:
     async def connect(
         self, workload: ProxyWorkload, proxies: Iterable[RunningProxy]
     ) -> AsyncIterator[SliceRunner]:
-        """Keep the workload's connections to all proxies open, in one load client."""
+        """Start one load client, pinned to the clients' CPUs, with the workload's connections to each proxy."""
         async with self.client.slices(
             [proxy.target for proxy in proxies],
             connections=workload.clients,

@@ -33,7 +33,7 @@ _FIRST_RATE = 2_000.0
 
 @dataclass(frozen=True)
 class SteadyComparison:
-    """How many queries per second a contender answers at a fixed rate, compared with the reference contender.
+    """The throughput of a contender when clients send at a fixed rate, compared with the reference contender.
 
     `rate`: queries per second that the clients send. `cpu`: fraction of the machine, from 0 to 1, that was
     busy with the reference; the clients and the server are included. `qps`: the mean of all seconds;

@@ -159,7 +159,7 @@ impl<'a> Session<'a> {
                         continue;
                     }
                     Outcome::Answered(Answer { response, .. }) => {
-                        // Success without an id breaks the protocol. The statement has not run.
+                        // Success without a statement id breaks the protocol. Nothing was executed.
                         let error = if response.error() == 0 { SERVER_LOST } else { response.error() };
                         let line = self.line(statement, None, error);
                         return Some(self.replayed(line, Some(text), is_recorded, 0, lag));

@@ -240,7 +240,7 @@ def test_statement_may_not_take_longer_than_the_timeout(replay: Callable[..., Re
 
 
 def interrupt(command: list[str], sql: Callable[[str], Any]) -> None:
-    """Run a replay that fills the table `done` with 3000 rows, and end it by a signal on the way."""
+    """Start a replay that inserts 3000 rows into the table `done`, and stop it with SIGTERM after 300."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while sql("select count(*) from done")[0][0] < 300:
             assert process.poll() is None

@@ -23,6 +23,8 @@ from tests.support.waiting import wait_until
 
 Events = list[tuple[str, str, str]]
 
+METHOD = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+
 
 @pytest.fixture
 def event_log() -> RecordedEvents:
@@ -86,11 +88,10 @@ async def test_slow_reader_skips_intermediate_versions(server: XdsServer) -> Non
 async def test_stream_with_an_unread_response_ends(server: XdsServer, is_malformed: bool) -> None:
     """gRPC cannot end a call while a write is pending, so the server waits for the end of the write."""
     server.publish(large_plan(1))
-    path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
-    # Without reads, the client's HTTP/2 window has room for a part of the first response.
+    # The client's flow-control window is smaller than the response: the write is pending until a read.
     options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=options) as channel:
-        call = channel.stream_stream(path)()
+        call = channel.stream_stream(METHOD)()
         await call.write(first_request("slow").SerializeToString())
         await wait_until(lambda: bool(server.statuses()))
         if is_malformed:
@@ -123,9 +124,8 @@ async def test_malformed_request_ends_only_its_stream(
     server: XdsServer, events: Events, valid_requests: int
 ) -> None:
     server.publish(make_plan())
-    path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        call = channel.stream_stream(path)()
+        call = channel.stream_stream(METHOD)()
         for _ in range(valid_requests):
             await call.write(first_request("envoy-1").SerializeToString())
             await call.read()

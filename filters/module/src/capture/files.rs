@@ -154,8 +154,8 @@ impl CaptureFiles {
     }
 }
 
-/// The time for the name of the next file. `last`: that of the file before. Readers sort files by their names, which show
-/// local time in milliseconds. So it grows in local time, too, even when daylight saving time ends.
+/// The time for the name of the next file: later than `last`, the time in the previous name. Readers sort files by
+/// name, and names show local time in milliseconds, so it is also later in local time when daylight saving time ends.
 fn later_name_time(last: SystemTime, now: SystemTime, local: impl Fn(SystemTime) -> i64) -> SystemTime {
     let time = now.max(last + Duration::from_millis(1));
     let missing = local(last).saturating_add(1).saturating_sub(local(time));
