@@ -54,7 +54,7 @@ class ProxyBenchSetup:
     async def connect(
         self, workload: ProxyWorkload, proxies: Iterable[RunningProxy]
     ) -> AsyncIterator[SliceRunner]:
-        """Start one load client, pinned to the clients' CPUs, with the workload's connections to each proxy."""
+        """Start one load client, pinned to its CPUs, with the workload's connections to each proxy."""
         async with self.client.slices(
             [proxy.target for proxy in proxies],
             connections=workload.clients,
